@@ -1,0 +1,42 @@
+"""The contract between a build and a run: what an artifact is, on disk and in types.
+
+Knows neither graph builders nor sessions. `artifacts.rules` alone (the static checks) reads
+ONNX and is imported by its full name, so that a runner loads no graph package.
+"""
+
+from artifacts.findings import Finding, Severity
+from artifacts.manifest import (
+    Buffer,
+    Graph,
+    Manifest,
+    PassRecord,
+    Port,
+    Source,
+    Target,
+    Weights,
+    WeightTensor,
+)
+from artifacts.parse import Fields, ParseError, read_json
+from artifacts.spec import AttentionSpec, GdnSpec, HeadSpec, LayerKind, ModelSpec
+
+__all__ = [
+    "AttentionSpec",
+    "Buffer",
+    "Fields",
+    "Finding",
+    "GdnSpec",
+    "Graph",
+    "HeadSpec",
+    "LayerKind",
+    "Manifest",
+    "ModelSpec",
+    "ParseError",
+    "PassRecord",
+    "Port",
+    "Severity",
+    "Source",
+    "Target",
+    "WeightTensor",
+    "Weights",
+    "read_json",
+]

@@ -1,0 +1,356 @@
+"""``manifest.json``: all that a runner needs to know of an artifact without loading ONNX.
+
+A graph's inputs and outputs are *ports*. Each port names the *buffer* it is bound to for
+life and the row at which it begins there. Ports that share a buffer are how graphs hand
+values on (the draft graph's ids are the verify graph's), and how a graph updates a value in
+place (``present.0.key`` onto ``past.0.key``): no value is copied between graphs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from artifacts.parse import Fields, ParseError, read_json
+from artifacts.spec import ModelSpec
+
+__all__ = [
+    "GRAPHS",
+    "MANIFEST",
+    "SCHEMA",
+    "Buffer",
+    "Graph",
+    "Manifest",
+    "PassRecord",
+    "Port",
+    "Source",
+    "Target",
+    "WeightTensor",
+    "Weights",
+]
+
+SCHEMA = 1
+"""Raised whenever a reader of the old form would misread the new one."""
+MANIFEST = "manifest.json"
+GRAPHS = ("prefill", "decode", "verify", "draft")
+"""Graphs of an artifact with a head; without one, `verify` and `draft` are absent."""
+
+DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory that lives as long as the runner: allocated once, its address fixed."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"dtype": self.dtype, "shape": list(self.shape)}
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        """Read from parsed JSON; raises `ParseError` that names the key."""
+        return cls(fields.one_of("dtype", DTYPES), fields.integers("shape"))
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input or output of a graph and the buffer it is bound to.
+
+    The port covers its own shape at the *start* of the buffer: ``[1, 1]`` on a buffer of
+    ``[1, M]`` is the first row.
+    """
+
+    name: str
+    """Name in the graph."""
+    buffer: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    """A string is a size chosen at each run (``S`` of the prefill)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "name": self.name,
+            "buffer": self.buffer,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        """Read from parsed JSON; raises `ParseError` that names the key."""
+        shape = fields.sizes("shape")
+        return cls(
+            fields.text("name"), fields.text("buffer"), fields.one_of("dtype", DTYPES), shape
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """A pass that made a graph: its name and how many places it changed."""
+
+    name: str
+    changes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"name": self.name, "changes": self.changes}
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        """Read from parsed JSON; raises `ParseError` that names the key."""
+        return cls(fields.text("name"), fields.integer("changes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """One ONNX file of the artifact."""
+
+    file: str
+    """Beside the manifest."""
+    sha256: str
+    rows: int | None
+    """Rows of a forward; None where a run chooses (prefill)."""
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    passes: tuple[PassRecord, ...]
+
+    def aliases(self) -> dict[str, str]:
+        """Output name -> input name, for outputs that update an input in place."""
+        by_buffer = {port.buffer: port.name for port in self.inputs}
+        return {p.name: by_buffer[p.buffer] for p in self.outputs if p.buffer in by_buffer}
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "file": self.file,
+            "sha256": self.sha256,
+            "rows": self.rows,
+            "inputs": [port.to_json() for port in self.inputs],
+            "outputs": [port.to_json() for port in self.outputs],
+            "passes": [record.to_json() for record in self.passes],
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        """Read from parsed JSON; raises `ParseError` that names the key."""
+        rows = fields.integer("rows", default=0)
+        return cls(
+            file=fields.file_name("file"),
+            sha256=fields.text("sha256"),
+            rows=rows or None,
+            inputs=tuple(Port.parse(port) for port in fields.objects("inputs")),
+            outputs=tuple(Port.parse(port) for port in fields.objects("outputs")),
+            passes=tuple(PassRecord.parse(record) for record in fields.objects("passes")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTensor:
+    """Where one weight lies in the weight file; the file's own header says the same."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the start of the file."""
+    length: int
+    """Bytes."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "offset": self.offset,
+            "length": self.length,
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        """Read from parsed JSON; raises `ParseError` that names the key."""
+        return cls(
+            fields.one_of("dtype", DTYPES),
+            fields.integers("shape"),
+            fields.integer("offset"),
+            fields.integer("length"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The one weight file that all graphs of an artifact share."""
+
+    file: str
+    size: int
+    """Bytes."""
+    sha256: str
+    tensors: dict[str, WeightTensor]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "file": self.file,
+            "size": self.size,
+            "sha256": self.sha256,
+            "tensors": {name: tensor.to_json() for name, tensor in self.tensors.items()},
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        """Read from parsed JSON; raises `ParseError` that names the key."""
+        tensors = fields.named_objects("tensors")
+        return cls(
+            file=fields.file_name("file"),
+            size=fields.integer("size"),
+            sha256=fields.text("sha256"),
+            tensors={name: WeightTensor.parse(tensor) for name, tensor in tensors.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the graphs were lowered for."""
+
+    provider: str
+    """``cpu`` or ``cuda``."""
+    dtype: str
+    """Of activations and caches; the recurrent state is float32 everywhere."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"provider": self.provider, "dtype": self.dtype}
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        """Read from parsed JSON; raises `ParseError` that names the key."""
+        return cls(
+            fields.one_of("provider", ("cpu", "cuda")),
+            fields.one_of("dtype", ("float32", "float16", "bfloat16")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the weights came from."""
+
+    kind: str
+    """``checkpoint``, ``bundle`` or ``synthetic``."""
+    name: str
+    """Folder name of the source, for people; never a path."""
+    config_sha256: str
+    """Of its config file; empty where it has none."""
+    left_out: tuple[str, ...]
+    """Tensors of the source that were left out on purpose, such as the vision tower's."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "config_sha256": self.config_sha256,
+            "left_out": list(self.left_out),
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        """Read from parsed JSON; raises `ParseError` that names the key."""
+        return cls(
+            kind=fields.one_of("kind", ("checkpoint", "bundle", "synthetic")),
+            name=fields.text("name"),
+            config_sha256=fields.text("config_sha256"),
+            left_out=fields.texts("left_out"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """An artifact, described."""
+
+    producer: str
+    """``onnx-mtp`` and its version."""
+    spec: ModelSpec
+    target: Target
+    k: int
+    """Drafted tokens a step; 0 where the source has no head."""
+    capacity: int
+    """Tokens a sequence may hold, prompt included."""
+    cache_rows: int
+    """C: rows of every cache in memory: `capacity` and room for a verify's padding rows."""
+    prefill_rows: int
+    """Most rows of one prefill chunk."""
+    eos_token_ids: tuple[int, ...]
+    buffers: dict[str, Buffer]
+    graphs: dict[str, Graph]
+    weights: Weights
+    files: dict[str, str]
+    """Other files of the artifact (tokenizer, chat template): name -> sha256."""
+    source: Source
+
+    @property
+    def rows(self) -> int:
+        """M, the rows of the verify graph."""
+        return self.k + 1
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values, the inverse of `parse`."""
+        return {
+            "schema": SCHEMA,
+            "producer": self.producer,
+            "spec": self.spec.to_json(),
+            "target": self.target.to_json(),
+            "k": self.k,
+            "capacity": self.capacity,
+            "cache_rows": self.cache_rows,
+            "prefill_rows": self.prefill_rows,
+            "eos_token_ids": list(self.eos_token_ids),
+            "buffers": {name: buffer.to_json() for name, buffer in self.buffers.items()},
+            "graphs": {name: graph.to_json() for name, graph in self.graphs.items()},
+            "weights": self.weights.to_json(),
+            "files": self.files,
+            "source": self.source.to_json(),
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        """Read from parsed JSON; raises `ParseError` that names the key."""
+        schema = fields.integer("schema")
+        if schema != SCHEMA:
+            raise fields.refuse(
+                "schema", f"{SCHEMA}. Build the artifact again with this version of mtp-export"
+            )
+        files = fields.object("files")
+        return cls(
+            producer=fields.text("producer"),
+            spec=ModelSpec.parse(fields.object("spec")),
+            target=Target.parse(fields.object("target")),
+            k=fields.integer("k", maximum=64),
+            capacity=fields.integer("capacity", minimum=1),
+            cache_rows=fields.integer("cache_rows", minimum=1),
+            prefill_rows=fields.integer("prefill_rows", minimum=1),
+            eos_token_ids=fields.integers("eos_token_ids"),
+            buffers={n: Buffer.parse(b) for n, b in fields.named_objects("buffers").items()},
+            graphs={n: Graph.parse(g) for n, g in fields.named_objects("graphs").items()},
+            weights=Weights.parse(fields.object("weights")),
+            files={name: files.text(name) for name in files},
+            source=Source.parse(fields.object("source")),
+        )
+
+    def write(self, folder: Path) -> None:
+        """Write ``manifest.json`` into `folder`."""
+        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
+        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read ``manifest.json`` of `folder`; raises `ParseError` that names what is wrong."""
+        if not (folder / MANIFEST).is_file():
+            raise ParseError(
+                f"{folder} is no artifact: it holds no {MANIFEST}. "
+                "Make one with: mtp-export build CHECKPOINT -o DIR"
+            )
+        return cls.parse(read_json(folder / MANIFEST))

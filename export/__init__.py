@@ -1,0 +1,1 @@
+"""Builds artifacts: reads sources, builds graphs, runs the passes, writes files."""

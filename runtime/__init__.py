@@ -1,0 +1,1 @@
+"""Runs artifacts: sessions, buffers, slots, and the decoding loop."""
