@@ -43,6 +43,9 @@ class StreamedTensor(ir.LazyTensor):
         self._blocks = blocks
         super().__init__(self._whole, dtype=dtype, shape=ir.Shape(shape), name=name)
 
+    def __repr__(self) -> str:
+        return f"StreamedTensor<{self.name!r}, {self.dtype}{list(self.shape.numpy())}>"
+
     def blocks(self) -> Iterator[Array]:
         """Consecutive row blocks; raises `ValueError` when they do not fill the shape."""
         shape, rows = tuple(self.shape.numpy()), 0
