@@ -1,0 +1,149 @@
+"""The end of a verify, inside the graph: which drafts stand, and what is committed."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import PreconditionError
+from onnxscript import GraphBuilder, OpBuilder
+
+from passes.counted import CountedPass, input_named, output_named
+from passes.row_states import ROWS_PREFIX
+
+__all__ = ["AcceptPass", "GreedyTailPass"]
+
+INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+
+
+def _ints(op: OpBuilder, values: object, dtype: ir.DataType = INT64) -> ir.Value:
+    return op.Constant(value=ir.tensor(np.array(values, dtype.numpy())))
+
+
+class AcceptPass(CountedPass):
+    """Append argmax, accepted count, commit and next length to a verify graph of M rows.
+
+        best [1, M]     = ArgMax(logits)
+        accepted [1]    = drafts in front that equal the argmax of the row before them
+        present.*       = the state after row `accepted`, out of ``rows.*``
+        next_length [1] = past_length + accepted + 1
+        next_token      = best[accepted]
+        result [M + 2]  = accepted, next_length, best: all that the host reads
+
+    ``past_length``, ``input_ids`` and the states may be updated in place: every output that
+    goes onto them depends on `accepted`, and `accepted` on all that reads them.
+
+    The count needs no cumulative product (no CUDA kernel): with c the running sum of
+    matches, draft j stands when c[j] = j + 1.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        if rows < 2:
+            raise ValueError(f"a verify has at least 2 rows, not {rows}; use GreedyTailPass")
+        self.rows = rows
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        graph = model.graph
+        if any(value.name == "accepted" for value in graph.outputs):
+            return 0
+        ids, past_length = (input_named(graph, name) for name in ("input_ids", "past_length"))
+        draft_count = input_named(graph, "draft_count")
+        logits = output_named(graph, "logits")
+        builder = GraphBuilder(graph)
+        builder.push_module("accept")
+        op = builder.op
+        best = op.ArgMax(logits, axis=2, keepdims=0)
+        accepted = self._accepted(op, ids, best, draft_count)
+        count = op.Squeeze(accepted, _ints(op, [0]))
+        commits = 0
+        for position, rows in enumerate(list(graph.outputs)):
+            name = rows.name or ""
+            if name.startswith(ROWS_PREFIX):
+                committed = self._commit(op, name, rows, count)
+                committed.name = "present." + name.removeprefix(ROWS_PREFIX)
+                graph.outputs[position] = committed
+                commits += 1
+        next_token = op.Gather(best, accepted, axis=1)
+        step = op.Cast(op.Add(accepted, _ints(op, [1])), to=INT32)
+        next_length = op.Add(past_length, step)
+        _finish(builder, best, accepted, next_token, next_length)
+        return commits + 1
+
+    def _accepted(
+        self, op: OpBuilder, ids: ir.Value, best: ir.Value, draft_count: ir.Value
+    ) -> ir.Value:
+        """int64 [1]: leading drafts that are right, of those that count."""
+        k = self.rows - 1
+        drafts = op.Slice(ids, _ints(op, [1]), _ints(op, [k + 1]), _ints(op, [1]))
+        before = op.Slice(best, _ints(op, [0]), _ints(op, [k]), _ints(op, [1]))
+        counts = op.Less(_ints(op, [list(range(k))], INT32), draft_count)
+        right = op.And(op.Equal(drafts, before), counts)
+        running = op.CumSum(op.Cast(right, to=INT32), _ints(op, 1))
+        stands = op.Equal(running, _ints(op, [list(range(1, k + 1))], INT32))
+        total = op.ReduceSum(op.Cast(stands, to=INT32), _ints(op, [1]), keepdims=0)
+        return op.Cast(total, to=INT64)
+
+    def _commit(self, op: OpBuilder, name: str, rows: ir.Value, count: ir.Value) -> ir.Value:
+        """The state after ``count + 1`` rows; `count` is an int64 scalar."""
+        if name.endswith(".recurrent"):
+            return op.Gather(rows, count, axis=0)
+        assert rows.shape is not None and isinstance(rows.shape[1], int)
+        kept = rows.shape[1] - self.rows
+        columns = op.Add(count, _ints(op, list(range(1, kept + 1))))
+        return op.Gather(rows, columns, axis=1)
+
+
+class GreedyTailPass(CountedPass):
+    """Append the same outputs to a graph that has nothing to accept (decode, prefill).
+
+        best [1, 1] = next_token = ArgMax(logits)     accepted [1] = 0
+        next_length [1] = last_row + 1                result [3] = 0, next_length, best
+
+    `last_row` is what the attention layers read, so that a length updated in place is
+    written after it was read.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        graph = model.graph
+        if any(value.name == "accepted" for value in graph.outputs):
+            return 0
+        logits = output_named(graph, "logits")
+        last_row = _last_row(graph)
+        builder = GraphBuilder(graph)
+        builder.push_module("greedy")
+        op = builder.op
+        best = op.ArgMax(logits, axis=2, keepdims=0)
+        accepted = op.Mul(op.Squeeze(best, _ints(op, [0])), _ints(op, [0]))
+        next_length = op.Add(last_row, _ints(op, [1], INT32))
+        _finish(builder, best, accepted, op.Identity(best), next_length)
+        return 1
+
+
+def _last_row(graph: ir.Graph) -> ir.Value:
+    for node in graph:
+        for value in node.outputs:
+            if value.name == "last_row":
+                return value
+    raise PreconditionError(
+        f"graph {graph.name!r} computes no last_row, which its attention layers should read"
+    )
+
+
+def _finish(
+    builder: GraphBuilder,
+    best: ir.Value,
+    accepted: ir.Value,
+    next_token: ir.Value,
+    next_length: ir.Value,
+) -> None:
+    op = builder.op
+    flat = op.Reshape(best, _ints(op, [-1]))
+    result = op.Concat(accepted, op.Cast(next_length, to=INT64), flat, axis=0)
+    builder.add_output(best, "best")
+    builder.add_output(accepted, "accepted")
+    builder.add_output(next_token, "next_token")
+    builder.add_output(next_length, "next_length")
+    builder.add_output(result, "result")
+    builder.pop_module()
