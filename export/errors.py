@@ -1,0 +1,19 @@
+"""What can stop a build, as one tree.
+
+    ExportError
+    └── CheckpointError     a source folder is not a checkpoint that can be built from
+
+Each message is one sentence that names the thing, what it is, what it must be, the way out.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CheckpointError", "ExportError"]
+
+
+class ExportError(Exception):
+    """A build cannot go on; the message says what, where and the way out."""
+
+
+class CheckpointError(ExportError):
+    """A checkpoint folder does not hold what a build needs, or holds what none can use."""
