@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from artifacts import read_json
 from export.errors import CheckpointError
 
-__all__ = ["StoredTensor", "file_within", "read_index"]
+__all__ = ["DTYPES", "StoredTensor", "file_within", "optional_file", "read_index"]
 
 INDEX = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -52,7 +52,7 @@ class StoredTensor:
             stored = file.get_slice(self.name)
             if tuple(stored.get_shape()) != self.shape or stored.get_dtype() != self.dtype:
                 raise CheckpointError(
-                    f"{self.path} was changed while it was read: {self.name} is another tensor"
+                    f"{self.path} was changed during the build: {self.name!r} is another tensor"
                 )
             rows = [stored[start:stop] for start, stop in ranges]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
@@ -62,15 +62,18 @@ def read_index(folder: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """All tensors of a checkpoint folder by name, and the files left out.
 
     With `INDEX` in the folder the files are those it names, and any other that holds MTP
-    tensors alone (some publishers add the head so). Without, they are all safetensors files.
+    tensors alone (some publishers add the head so). Without, they are all safetensors
+    files that are not hidden.
 
     Raises:
         CheckpointError: a file is missing, unsafe, damaged or at odds with the index, or two
             files hold a tensor of one name.
         ParseError: the index is not what an index must be.
     """
-    present = sorted(path.name for path in folder.iterdir() if path.name.endswith(SUFFIX))
-    placed = _placed(folder) if (folder / INDEX).exists() else {}
+    names = sorted(path.name for path in folder.iterdir())
+    present = [n for n in names if n.endswith(SUFFIX) and not n.startswith(".")]
+    index = optional_file(folder, INDEX)
+    placed = _placed(index) if index is not None else {}
     listed = sorted(set(placed.values())) or present
     if not listed:
         raise CheckpointError(f"{folder} holds no {SUFFIX} file; a checkpoint has its weights")
@@ -83,29 +86,30 @@ def read_index(folder: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
             continue
         for tensor in held:
             if tensor.name in tensors:
+                first = tensors[tensor.name].path.name
                 raise CheckpointError(
-                    f"{tensor.name} stands in both {tensors[tensor.name].path.name} and {name} "
-                    f"of {folder}; keep one of the files"
+                    f"{tensor.name!r} stands in both {first} and {name} of {folder}; "
+                    "keep one of the files"
                 )
             tensors[tensor.name] = tensor
     for tensor_name, name in placed.items():
         if tensor_name not in tensors or tensors[tensor_name].path.name != name:
             raise CheckpointError(
-                f"{folder / INDEX} places {tensor_name} in {name}, which does not hold it; "
+                f"{index} places {tensor_name!r} in {name}, which does not hold it; "
                 "fetch the file and the index of one revision"
             )
     return tensors, tuple(left_out)
 
 
-def _placed(folder: Path) -> dict[str, str]:
+def _placed(index: Path) -> dict[str, str]:
     """``weight_map`` of the index: tensor name to file name."""
-    weight_map = read_json(file_within(folder, INDEX)).object("weight_map")
+    weight_map = read_json(index).object("weight_map")
     placed = {name: weight_map.file_name(name) for name in weight_map}
     for tensor_name, name in placed.items():
         if not name.endswith(SUFFIX):
             raise weight_map.refuse(tensor_name, f"the name of a {SUFFIX} file")
     if not placed:
-        raise CheckpointError(f"{folder / INDEX} names no tensor; fetch it anew")
+        raise CheckpointError(f"{index} names no tensor; fetch it anew")
     return placed
 
 
@@ -152,3 +156,9 @@ def file_within(folder: Path, name: str) -> Path:
     if not is_file:
         raise CheckpointError(f"{path} is not a regular file; put the file itself there")
     return path
+
+
+def optional_file(folder: Path, name: str) -> Path | None:
+    """The path of a regular file of the folder, None where nothing has that name."""
+    path = folder / name
+    return file_within(folder, name) if path.exists() or path.is_symlink() else None
