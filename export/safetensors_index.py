@@ -52,7 +52,7 @@ class StoredTensor:
             stored = file.get_slice(self.name)
             if tuple(stored.get_shape()) != self.shape or stored.get_dtype() != self.dtype:
                 raise CheckpointError(
-                    f"{self.path} was changed during the build: {self.name!r} is another tensor"
+                    f"{self.path} changed during the build: {self.name!r} is another tensor"
                 )
             rows = [stored[start:stop] for start, stop in ranges]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
