@@ -9,6 +9,7 @@ place (``present.0.key`` onto ``past.0.key``): no value is copied between graphs
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -61,7 +62,7 @@ class Buffer:
 class Port:
     """One input or output of a graph and the buffer it is bound to.
 
-    The port covers its own shape at the *start* of the buffer: ``[1, 1]`` on a buffer of
+    The port covers its own shape from `offset` on: ``[1, 1]`` at the start of a buffer of
     ``[1, M]`` is the first row.
     """
 
@@ -71,6 +72,11 @@ class Port:
     dtype: str
     shape: tuple[int | str, ...]
     """A string is a size chosen at each run (``S`` of the prefill)."""
+    offset: int = 0
+    """Elements of the buffer before the port's first one."""
+    view: bool = False
+    """An input that shows what this very run's outputs write to the same memory: all its
+    readers come after the writers. Other inputs are read before anything is written there."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -79,15 +85,34 @@ class Port:
             "buffer": self.buffer,
             "dtype": self.dtype,
             "shape": list(self.shape),
+            "offset": self.offset,
+            "view": self.view,
         }
+
+    def span(self) -> tuple[int, int]:
+        """First and last element (exclusive) in the buffer; open sizes reach to its end."""
+        if any(isinstance(size, str) for size in self.shape):
+            return self.offset, 2**62
+        return self.offset, self.offset + math.prod(
+            n for n in self.shape if isinstance(n, int)
+        )
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
         """Read from parsed JSON; raises `ParseError` that names the key."""
         shape = fields.sizes("shape")
         return cls(
-            fields.text("name"), fields.text("buffer"), fields.one_of("dtype", DTYPES), shape
+            fields.text("name"),
+            fields.text("buffer"),
+            fields.one_of("dtype", DTYPES),
+            shape,
+            fields.integer("offset", default=0),
+            fields.boolean("view", default=False),
         )
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +145,14 @@ class Graph:
     outputs: tuple[Port, ...]
     passes: tuple[PassRecord, ...]
 
-    def aliases(self) -> dict[str, str]:
-        """Output name -> input name, for outputs that update an input in place."""
-        by_buffer = {port.buffer: port.name for port in self.inputs}
-        return {p.name: by_buffer[p.buffer] for p in self.outputs if p.buffer in by_buffer}
+    def aliases(self) -> tuple[tuple[Port, Port], ...]:
+        """Pairs of an output and an input that share memory."""
+        return tuple(
+            (output, port)
+            for output in self.outputs
+            for port in self.inputs
+            if output.buffer == port.buffer and _overlap(output.span(), port.span())
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -12,7 +12,7 @@ from passes.row_states import ROWS_PREFIX
 
 __all__ = ["AcceptPass", "GreedyTailPass"]
 
-INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
 
 
 def _ints(op: OpBuilder, values: object, dtype: ir.DataType = INT64) -> ir.Value:
@@ -27,7 +27,7 @@ class AcceptPass(CountedPass):
         present.*       = the state after row `accepted`, out of ``rows.*``
         next_length [1] = past_length + accepted + 1
         next_token      = best[accepted]
-        result [M + 2]  = accepted, next_length, best: all that the host reads
+        result [2M + 2] = accepted, next_length, best, finite: all that the host reads
 
     ``past_length``, ``input_ids`` and the states may be updated in place: every output that
     goes onto them depends on `accepted`, and `accepted` on all that reads them.
@@ -53,7 +53,7 @@ class AcceptPass(CountedPass):
         builder = GraphBuilder(graph)
         builder.push_module("accept")
         op = builder.op
-        best = op.ArgMax(logits, axis=2, keepdims=0)
+        best = _best(op, logits)
         accepted = self._accepted(op, ids, best, draft_count)
         count = op.Squeeze(accepted, _ints(op, [0]))
         commits = 0
@@ -67,7 +67,7 @@ class AcceptPass(CountedPass):
         next_token = op.Gather(best, accepted, axis=1)
         step = op.Cast(op.Add(accepted, _ints(op, [1])), to=INT32)
         next_length = op.Add(past_length, step)
-        _finish(builder, best, accepted, next_token, next_length)
+        _finish(builder, logits, best, accepted, next_token, next_length)
         return commits + 1
 
     def _accepted(
@@ -98,7 +98,7 @@ class GreedyTailPass(CountedPass):
     """Append the same outputs to a graph that has nothing to accept (decode, prefill).
 
         best [1, 1] = next_token = ArgMax(logits)     accepted [1] = 0
-        next_length [1] = last_row + 1                result [3] = 0, next_length, best
+        next_length [1] = last_row + 1       result [4] = 0, next_length, best, finite
 
     `last_row` is what the attention layers read, so that a length updated in place is
     written after it was read.
@@ -114,10 +114,10 @@ class GreedyTailPass(CountedPass):
         builder = GraphBuilder(graph)
         builder.push_module("greedy")
         op = builder.op
-        best = op.ArgMax(logits, axis=2, keepdims=0)
+        best = _best(op, logits)
         accepted = op.Mul(op.Squeeze(best, _ints(op, [0])), _ints(op, [0]))
         next_length = op.Add(last_row, _ints(op, [1], INT32))
-        _finish(builder, best, accepted, op.Identity(best), next_length)
+        _finish(builder, logits, best, accepted, op.Identity(best), next_length)
         return 1
 
 
@@ -131,8 +131,29 @@ def _last_row(graph: ir.Graph) -> ir.Value:
     )
 
 
+def _best(op: OpBuilder, logits: ir.Value) -> ir.Value:
+    """int64 [1, rows]; ArgMax has no bfloat16 kernel."""
+    if logits.dtype == ir.DataType.BFLOAT16:
+        logits = op.Cast(logits, to=FLOAT)
+    return op.ArgMax(logits, axis=2, keepdims=0)
+
+
+def _finite(op: OpBuilder, logits: ir.Value, best: ir.Value) -> ir.Value:
+    """int64 [1, rows, 1]: 1 where a row's highest logit is a number, 0 for NaN and infinity.
+
+    A NaN in a row's hidden state makes all its logits NaN, an overflow makes the highest
+    infinite, so the one logit is enough.
+    """
+    peak = op.GatherElements(logits, op.Unsqueeze(best, _ints(op, [2])), axis=2)
+    if peak.dtype != FLOAT:
+        peak = op.Cast(peak, to=FLOAT)
+    zero = op.Constant(value=ir.tensor(np.zeros(1, np.float32)))
+    return op.Cast(op.Equal(op.Sub(peak, peak), zero), to=INT64)
+
+
 def _finish(
     builder: GraphBuilder,
+    logits: ir.Value,
     best: ir.Value,
     accepted: ir.Value,
     next_token: ir.Value,
@@ -140,7 +161,8 @@ def _finish(
 ) -> None:
     op = builder.op
     flat = op.Reshape(best, _ints(op, [-1]))
-    result = op.Concat(accepted, op.Cast(next_length, to=INT64), flat, axis=0)
+    finite = op.Reshape(_finite(op, logits, best), _ints(op, [-1]))
+    result = op.Concat(accepted, op.Cast(next_length, to=INT64), flat, finite, axis=0)
     builder.add_output(best, "best")
     builder.add_output(accepted, "accepted")
     builder.add_output(next_token, "next_token")
