@@ -15,7 +15,25 @@ ORACLE = Path(__file__).parent / "oracle"
 if str(ORACLE) not in sys.path:  # its modules import one another by bare names
     sys.path.insert(0, str(ORACLE))
 
+from checkpoint import load_weights  # noqa: E402
 from tiny_reference import random_weights, split_fused_gdn, tiny_config  # noqa: E402
+
+__all__ = [
+    "BF16",
+    "CONFIG",
+    "DEMO",
+    "config_values",
+    "expected",
+    "fused",
+    "load_weights",
+    "one_file",
+    "random_weights",
+    "stored_as",
+    "tied_config",
+    "tiny_config",
+    "wrapped",
+    "write",
+]
 
 DEMO = Path(export.__file__).parent / "demo" / "tiny-hybrid-mtp"
 BF16 = np.dtype(ml_dtypes.bfloat16)
