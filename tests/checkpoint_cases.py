@@ -7,9 +7,13 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 import export
+from artifacts import HeadSpec
+from export.checkpoint import read_checkpoint
+from export.errors import CheckpointError
 
 ORACLE = Path(__file__).parent / "oracle"
 if str(ORACLE) not in sys.path:  # its modules import one another by bare names
@@ -19,9 +23,17 @@ from checkpoint import load_weights  # noqa: E402
 from tiny_reference import random_weights, split_fused_gdn, tiny_config  # noqa: E402
 
 __all__ = [
+    "WEIGHTS",
+    "MTP",
+    "DECODER",
+    "assert_weights",
+    "refusal",
+    "header",
+    "entry",
     "BF16",
     "CONFIG",
     "DEMO",
+    "HEAD",
     "config_values",
     "expected",
     "fused",
@@ -39,6 +51,14 @@ DEMO = Path(export.__file__).parent / "demo" / "tiny-hybrid-mtp"
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 CONFIG = tiny_config()
+HEAD = HeadSpec(
+    layers=1,
+    hidden_source="post_norm",
+    feedback="post_norm",
+    concat="embed_first",
+    cache="own",
+    intermediate_size=96,
+)
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -155,3 +175,37 @@ def expected(weights, config=CONFIG, prefix="model."):
 
 def tied_config():
     return dataclasses.replace(CONFIG, tie_word_embeddings=True)
+
+
+WEIGHTS = random_weights(CONFIG)
+
+MTP = {name: value for name, value in WEIGHTS.items() if name.startswith("mtp.")}
+
+DECODER = {name: value for name, value in WEIGHTS.items() if name not in MTP}
+
+
+def assert_weights(checkpoint, want):
+    """Equal to the last bit, dtype and name included."""
+    assert checkpoint.weights.keys() == want.keys()
+    for name, value in want.items():
+        got = checkpoint.weights[name]
+        assert got.name == name
+        assert got.dtype.numpy() == value.dtype, name
+        assert tuple(got.shape.numpy()) == value.shape, name
+        np.testing.assert_array_equal(got.numpy(), value, err_msg=name)
+
+
+def refusal(folder):
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def header(values, size):
+    text = json.dumps(values).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(size)
+
+
+def entry(shape, begin, end, dtype="F32"):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
