@@ -32,15 +32,21 @@ class AcceptPass(CountedPass):
     ``past_length``, ``input_ids`` and the states may be updated in place: every output that
     goes onto them depends on `accepted`, and `accepted` on all that reads them.
 
+    With `together`, the states of all layers are committed by one kernel each for the
+    recurrent and the convolution states: the graph gets inputs ``rows.recurrent``
+    [L, M, Hv, dk, dv] and ``rows.conv`` that are views of the memory that ``rows.{i}.*`` are
+    written to, and outputs ``present.recurrent`` [L, Hv, dk, dv] and ``present.conv``.
+
     The count needs no cumulative product (no CUDA kernel): with c the running sum of
     matches, draft j stands when c[j] = j + 1.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, together: bool = False) -> None:
         super().__init__()
         if rows < 2:
             raise ValueError(f"a verify has at least 2 rows, not {rows}; use GreedyTailPass")
         self.rows = rows
+        self.together = together
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
@@ -56,14 +62,8 @@ class AcceptPass(CountedPass):
         best = _best(op, logits)
         accepted = self._accepted(op, ids, best, draft_count)
         count = op.Squeeze(accepted, _ints(op, [0]))
-        commits = 0
-        for position, rows in enumerate(list(graph.outputs)):
-            name = rows.name or ""
-            if name.startswith(ROWS_PREFIX):
-                committed = self._commit(op, name, rows, count)
-                committed.name = "present." + name.removeprefix(ROWS_PREFIX)
-                graph.outputs[position] = committed
-                commits += 1
+        commit = self._commit_together if self.together else self._commit_each
+        commits = commit(builder, count)
         next_token = op.Gather(best, accepted, axis=1)
         step = op.Cast(op.Add(accepted, _ints(op, [1])), to=INT32)
         next_length = op.Add(past_length, step)
@@ -83,6 +83,38 @@ class AcceptPass(CountedPass):
         stands = op.Equal(running, _ints(op, [list(range(1, k + 1))], INT32))
         total = op.ReduceSum(op.Cast(stands, to=INT32), _ints(op, [1]), keepdims=0)
         return op.Cast(total, to=INT64)
+
+    def _commit_each(self, builder: GraphBuilder, count: ir.Value) -> int:
+        """``present.{i}.*`` in the place of ``rows.{i}.*``."""
+        outputs, commits = builder.graph.outputs, 0
+        for position, rows in enumerate(list(outputs)):
+            name = rows.name or ""
+            if name.startswith(ROWS_PREFIX):
+                committed = self._commit(builder.op, name, rows, count)
+                committed.name = "present." + name.removeprefix(ROWS_PREFIX)
+                outputs[position] = committed
+                commits += 1
+        return commits
+
+    def _commit_together(self, builder: GraphBuilder, count: ir.Value) -> int:
+        """``present.recurrent`` and ``present.conv`` out of views of all layers' rows."""
+        commits = 0
+        for kind in ("recurrent", "conv"):
+            layers = [
+                value
+                for value in builder.graph.outputs
+                if (value.name or "").startswith(ROWS_PREFIX)
+                and (value.name or "").endswith(f".{kind}")
+            ]
+            if not layers:
+                continue
+            shape = layers[0].shape
+            assert shape is not None  # [M, 1, ..], from the kernel's contract
+            dims = [len(layers), self.rows, *shape[2:]]
+            view = builder.input(f"{ROWS_PREFIX}{kind}", layers[0].dtype, ir.Shape(dims))
+            builder.add_output(builder.op.Gather(view, count, axis=1), f"present.{kind}")
+            commits += 1
+        return commits
 
     def _commit(self, op: OpBuilder, name: str, rows: ir.Value, count: ir.Value) -> ir.Value:
         """The state after ``count + 1`` rows; `count` is an int64 scalar."""
