@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from passes.drop_identity import DropIdentityPass
 from passes.inline_single_trip import InlineSingleTripPass
 
 __all__ = ["CallKernelsPass", "SeparateFunctionOutputsPass", "decode_inline_passes"]
@@ -32,7 +33,7 @@ def decode_inline_passes(
         CallKernelsPass(keep),
         common.ShapeInferencePass(),  # the extents of scans inside functions
         InlineSingleTripPass(strict=strict),
-        common.IdentityEliminationPass(),
+        DropIdentityPass(),
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedOpsetsPass(),
     )

@@ -53,16 +53,17 @@ class Splicer:
         for value in trip.body.inputs:
             self._values.release(value.name)
         bound = dict(trip.carried)
+        results = {value for value, _ in trip.results}
         for value, source in trip.carried:
             _describe(source, source.type or value.type, source.shape or value.shape)
         for value, number in trip.numbers:
-            if _is_read(value):
+            if value.uses() or value in results:
                 # a body may declare them as scalars or with one element
                 shape = (1,) if value.shape is not None and len(value.shape) == 1 else ()
                 dtype = np.bool_ if isinstance(number, bool) else np.int64
                 bound[value] = self._constant(np.full(shape, number, dtype), value.name, added)
         for value, source, axis in trip.sliced:
-            if _is_read(value):
+            if value.uses() or value in results:
                 dims = list(source.shape or ())
                 axis %= len(dims)
                 del dims[axis]
@@ -95,7 +96,8 @@ class Splicer:
         nodes = list(body)
         body.remove(nodes)
         for node in nodes:
-            node.name = self._nodes.settle(node.name or node.op_type)
+            name = node.name  # ONNX Runtime refuses two nodes of one name
+            node.name = self._nodes.settle(name) if name else self._nodes.fresh(node.op_type)
             for output in node.outputs:
                 if output.name != "":  # an optional output left out
                     output.name = self._values.settle(output.name)
