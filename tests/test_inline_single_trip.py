@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 from gdn_scan import checked, gdn_inputs, gdn_model, run, text
@@ -374,7 +373,3 @@ def test_the_recurrence_over_rows_is_left_even_when_its_function_is_gone() -> No
         model = gdn_model(rows)
         common.InlinePass()(model)
         inline(model, changes=0)
-
-
-def test_onnx_accepts_the_bundles_own_form_before_too() -> None:
-    onnx.checker.check_model(ir.to_proto(gdn_model(None)), full_check=True)
