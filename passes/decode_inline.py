@@ -9,6 +9,7 @@ from onnx_ir.passes import common
 
 from passes.drop_identity import DropIdentityPass
 from passes.inline_single_trip import InlineSingleTripPass
+from passes.single_trip import default_opset
 
 __all__ = ["CallKernelsPass", "SeparateFunctionOutputsPass", "decode_inline_passes"]
 
@@ -92,8 +93,8 @@ def _separate(function: ir.Function, opset_imports: Mapping[str, int]) -> int:
         function.append(identity)
         function.outputs[index] = identity.outputs[0]
         count += 1
-    if count and "" in opset_imports:
-        function.opset_imports.setdefault("", opset_imports[""])
+    if count and not default_opset(function.opset_imports):
+        function.opset_imports[""] = default_opset(opset_imports)
     return count
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from passes.single_trip import SingleTrip
+from passes.single_trip import SingleTrip, default_opset
 
 __all__ = ["Splicer"]
 
@@ -27,7 +27,7 @@ class Splicer:
     """
 
     def __init__(self, scope: ir.Graph | ir.Function) -> None:
-        self.opset: int = scope.opset_imports.get("", 0)
+        self.opset = default_opset(scope.opset_imports)
         self._function = scope.graph if isinstance(scope, ir.Function) else None
         graph = scope.graph if isinstance(scope, ir.Function) else scope
         self._values = _Names(_value_names(graph))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from passes.node_place import CONTROL_FLOW, place, subgraphs
-from passes.single_trip import NotProvenError, prove_single_trip
+from passes.single_trip import NotProvenError, default_opset, prove_single_trip
 from passes.inline_body import Splicer
 
 __all__ = ["InlineSingleTripPass"]
@@ -96,7 +96,7 @@ def _control_flow(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
     for scope in scopes:
         for node in ir.traversal.RecursiveGraphIterator(scope):
             if (node.domain, node.op_type) in CONTROL_FLOW:
-                yield node, scope.opset_imports.get("", 0)
+                yield node, default_opset(scope.opset_imports)
 
 
 def _reason(node: ir.Node, opset: int) -> str:

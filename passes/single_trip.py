@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-__all__ = ["NotProvenError", "SingleTrip", "constant_scalar", "prove_single_trip"]
+__all__ = [
+    "NotProvenError",
+    "SingleTrip",
+    "constant_scalar",
+    "default_opset",
+    "prove_single_trip",
+]
 
 FIRST_SCAN_OPSET = 9
 """Scan-8 had a batch axis and sequence lengths: another op under the same name."""
@@ -39,6 +45,11 @@ def prove_single_trip(node: ir.Node, opset: int) -> SingleTrip:
         NotProvenError: It does not provably run once, or is malformed.
     """
     return _prove_scan(node, opset) if node.op_type == "Scan" else _prove_loop(node)
+
+
+def default_opset(imports: Mapping[str, int]) -> int:
+    """Version of ONNX's own ops, by either spelling of their domain; 0 where not imported."""
+    return imports.get("", imports.get("ai.onnx", 0))
 
 
 def _prove_scan(node: ir.Node, opset: int) -> SingleTrip:

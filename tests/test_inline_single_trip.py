@@ -108,6 +108,10 @@ def test_before_opset_13_axes_are_attributes() -> None:
     assert_same_values(parse(SCAN, head), got, **feeds)
 
 
+def test_either_spelling_of_onnxs_own_domain_gives_the_opset() -> None:
+    inline(parse(SCAN, '<ir_version: 10, opset_import: ["ai.onnx": 21]>'), changes=1)
+
+
 def test_scan_of_opset_8_is_another_op_and_left() -> None:
     model = parse(SCAN, '<ir_version: 4, opset_import: ["": 8]>')
     assert not InlineSingleTripPass()(model).modified
