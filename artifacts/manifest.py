@@ -30,6 +30,7 @@ __all__ = [
     "Target",
     "WeightTensor",
     "Weights",
+    "overlaps",
 ]
 
 SCHEMA = 1
@@ -111,8 +112,18 @@ class Port:
         )
 
 
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
+def overlaps(
+    inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+) -> tuple[tuple[Port, Port], ...]:
+    """Pairs of an output and an input that share memory."""
+    return tuple(
+        (output, port)
+        for output in outputs
+        for port in inputs
+        if output.buffer == port.buffer
+        and output.span()[0] < port.span()[1]
+        and port.span()[0] < output.span()[1]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +158,7 @@ class Graph:
 
     def aliases(self) -> tuple[tuple[Port, Port], ...]:
         """Pairs of an output and an input that share memory."""
-        return tuple(
-            (output, port)
-            for output in self.outputs
-            for port in self.inputs
-            if output.buffer == port.buffer and _overlap(output.span(), port.span())
-        )
+        return overlaps(self.inputs, self.outputs)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

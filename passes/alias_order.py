@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import onnx_ir as ir
 
@@ -41,22 +40,28 @@ class AliasOrderPass(ir.passes.PassBase):
     may read the input, or an earlier output, itself: they find there what the earlier ones
     wrote.
 
+    A *view* is an input that is meant to show what this run's outputs write: there every
+    writer must be an ancestor of every reader.
+
     Args:
-        aliases: Output name -> name of the input whose memory it is bound to.
+        aliases: Pairs of an output's name and the name of an input whose memory it touches.
         provider: ``cpu`` or ``cuda``.
         rows: Rows of a forward; None where a run chooses. `CausalConvWithState` works in
             place on the CPU, elsewhere for one row only.
+        views: Names of the inputs that are views.
     """
 
     def __init__(
         self,
-        aliases: Mapping[str, str],
+        aliases: Iterable[tuple[str, str]],
         *,
-        provider: Literal["cpu", "cuda"],
+        provider: str,
         rows: int | None,
+        views: Collection[str] = (),
     ) -> None:
         super().__init__()
-        self.aliases = dict(aliases)
+        self.aliases = tuple(aliases)
+        self.views = frozenset(views)
         self.convolves = provider == "cpu" or rows == 1
 
     @property
@@ -91,7 +96,7 @@ class AliasOrderPass(ir.passes.PassBase):
         outputs = {value.name: value for value in graph.outputs}
         order = NodeOrder(graph)
         shared: dict[ir.Value, list[_Write]] = {}
-        for output_name, input_name in self.aliases.items():
+        for output_name, input_name in self.aliases:
             output, memory = outputs.get(output_name), inputs.get(input_name)
             if output is None or memory is None:
                 yield (
@@ -108,7 +113,22 @@ class AliasOrderPass(ir.passes.PassBase):
             else:
                 shared.setdefault(memory, []).append(_Write(output, writer))
         for memory, writes in shared.items():
-            yield from self._memory_faults(memory, writes, order)
+            if memory.name in self.views:
+                yield from self._view_faults(memory, writes, order)
+            else:
+                yield from self._memory_faults(memory, writes, order)
+
+    def _view_faults(
+        self, view: ir.Value, writes: list[_Write], order: NodeOrder
+    ) -> Iterator[str]:
+        for reader, _, _ in _readers(view, order):
+            before = order.ancestors(reader)
+            for write in writes:
+                if write.writer not in before:
+                    yield (
+                        f"{write.on(view)}: {place(reader)} reads the view and may run before "
+                        "it; make it depend on the writer"
+                    )
 
     def _memory_faults(
         self, memory: ir.Value, writes: list[_Write], order: NodeOrder
