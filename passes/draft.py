@@ -24,13 +24,17 @@ class DraftPass(FunctionalPass):
         outputs  ids [1, M] = the newest token, then k guesses: the next verify's input_ids
                  present.0.* and, for each further guess, present.0.*.{j}
 
-        rows   = head(best, hidden, past)                        at length - accepted - 1 ..
+        r      = min(row, accepted)
+        rows   = head(best[r], hidden[r], past)                  at length - accepted - 1 ..
         m      = rows[accepted]           d1 = argmax(lm_head(m))
         m, d2  = head(d1, m), ..                                 at length, length + 1, ..
 
     The catch-up runs over all M rows with the *target's* hidden states, since the token
     after row r is ``best[r]``; rows after `accepted` are padding and are overwritten by the
-    next catch-up. So no row made from the head's own states stays in its cache.
+    next catch-up. So no row made from the head's own states stays in its cache. Padding
+    repeats row `accepted`: after a prefill nothing has been written behind it yet, and what
+    a buffer holds there may be no token at all, or NaN, which a masked score of zero does
+    not stop.
 
     Every copy of the head reads ``past.0.*`` itself and all its outputs are meant for that
     same memory: each guess depends on the one before, so they run in order, and no cache is
@@ -88,7 +92,10 @@ class _Draft:
         accepted = op.Cast(self.accepted, to=INT32)
         start = op.Sub(op.Sub(self.length, accepted), one)
         presents: list[ir.Value] = []
-        rows = self._head(self.rows_head, "catch-up", self.best, self.hidden, start)
+        row = op.Constant(value=ir.tensor(list(range(self.k + 1)), INT64))
+        row = op.Min(row, self.accepted)
+        best, hidden = (op.Gather(rows, row, axis=1) for rows in (self.best, self.hidden))
+        rows = self._head(self.rows_head, "catch-up", best, hidden, start)
         presents += self._caches(rows, "")
         state = op.Gather(rows["hidden_out"], self.accepted, axis=1)
         guesses = [op.Gather(self.best, self.accepted, axis=1)]
