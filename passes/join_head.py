@@ -43,9 +43,22 @@ class JoinHeadPass(CountedPass):
                 ties[name] = ir.Value(name=new, type=value.type, shape=value.shape)
                 graph.inputs.append(ties[name])
         outputs = splice(source, graph, ties, prefix="head/")
+        _share_last_row(graph)
         for name, value in outputs.items():
             if name.startswith("present."):
                 value.name = f"head.{name}"
                 graph.outputs.append(value)
         RemoveUnusedNodesPass()(model)
         return 1
+
+
+def _share_last_row(graph: ir.Graph) -> None:
+    """Let the head read the target's `last_row`, so that one node alone reads the length.
+
+    Next length goes onto the same memory and is computed from that node: were there a second
+    reader, nothing would keep it from running after the length has changed.
+    """
+    rows = {value.name: value for node in graph for value in node.outputs}
+    target, head = rows.get("last_row"), rows.get("head/last_row")
+    if target is not None and head is not None:
+        ir.convenience.replace_all_uses_with(head, target)
