@@ -126,7 +126,15 @@ def build_target(spec: ModelSpec, *, dtype: ir.DataType, cache_rows: int) -> ir.
         spec: The model.
         dtype: T, the type of activations, weights and caches.
         cache_rows: Rows of the rotary table, C of any cache that will be bound.
+
+    Raises:
+        ValueError: No layer is attention, or the kernel cannot turn so many channels.
     """
+    if LayerKind.ATTENTION not in spec.layers:
+        raise ValueError(
+            f"the {spec.family} model has no attention layer, whose cache tells all others "
+            "how many rows there are; only hybrids can be built"
+        )
     builder = new_builder("target")
     op = builder.op
     input_ids = builder.input("input_ids", INT64, [1, "S"])
@@ -177,7 +185,15 @@ def cache_inputs(
         key: A cache [1, Hkv, C, hd] that tells C.
         dtype: T.
         cache_rows: Rows of the rotary table.
+
+    Raises:
+        ValueError: The kernel cannot turn so many channels.
     """
+    if spec.rotary_dim % 16 or not 16 <= spec.rotary_dim <= spec.head_dim:
+        raise ValueError(
+            f"the attention layers have rotary_dim = {spec.rotary_dim}; ONNX Runtime's "
+            f"GroupQueryAttention turns a multiple of 16 channels, up to {spec.head_dim} here"
+        )
     op = builder.op
     rows = op.Cast(op.Shape(rows_of, start=1, end=2), to=INT32)
     last_row = op.Sub(op.Add(past_length, rows), op.Constant(value=ir.tensor([1], INT32)))
