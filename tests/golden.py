@@ -1,0 +1,68 @@
+"""ONNX text in tests: small graphs in, small graphs compared."""
+
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+__all__ = ["assert_graph", "check", "parse", "run", "unchanged"]
+
+HEADER = '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>\n'
+
+
+def parse(text):
+    """A model of one graph in ONNX text; the header is added."""
+    return ir.from_proto(onnx.parser.parse_model(HEADER + text))
+
+
+def check(model):
+    """The full checker on what would be written."""
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+def assert_graph(model, text):
+    """`model` is the graph of `text` but for the names of nodes and inner values."""
+    assert _shown(model) == _shown(parse(text))
+
+
+def unchanged(pass_, model):
+    """Whether a call leaves the model byte for byte as it is, and says so."""
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    result = pass_(model)
+    after = ir.to_proto(result.model).SerializeToString(deterministic=True)
+    return before == after and not result.modified and pass_.changes == 0
+
+
+def run(model, **feeds):
+    """All outputs by name, on ONNX Runtime's CPU provider without its optimiser."""
+    check(model)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(
+        ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def _shown(model):
+    """The graph as lines; inner values are numbered in the order they are made."""
+    graph = ir.to_proto(model).graph
+    graph.name = "g"
+    del graph.value_info[:]
+    kept = {v.name for v in (*graph.input, *graph.output, *graph.initializer)} | {""}
+    numbers = {}
+    for node in graph.node:
+        node.name = ""
+        del node.metadata_props[:]
+        for name in node.output:
+            if name not in kept:
+                numbers[name] = f"t{len(numbers)}"
+        node.input[:] = [numbers.get(name, name) for name in node.input]
+        node.output[:] = [numbers.get(name, name) for name in node.output]
+        node.doc_string = ""
+        for attribute in node.attribute:
+            attribute.t.name = "" if attribute.HasField("t") else attribute.t.name
+        attributes = sorted(node.attribute, key=lambda attribute: attribute.name)
+        del node.attribute[:]
+        node.attribute.extend(attributes)
+    return onnx.printer.to_text(graph).splitlines()
