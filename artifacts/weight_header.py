@@ -82,8 +82,8 @@ def encode_header(tensors: Mapping[str, WeightTensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def read_header(file: BinaryIO, size: int, place: str) -> dict[str, WeightTensor]:
-    """The tensors that a weight file's own header names, offsets from the file's start.
+def read_header(file: BinaryIO, size: int, place: str) -> tuple[int, dict[str, WeightTensor]]:
+    """Where the data of a weight file begins, and the tensors that its own header names.
 
     Args:
         file: Open at its start.
@@ -111,7 +111,8 @@ def read_header(file: BinaryIO, size: int, place: str) -> dict[str, WeightTensor
         raise ParseError(f"the header of {place} is not JSON: {e}") from e
     fields = Fields(values, f"header of {place}")
     names = [name for name in fields if name != "__metadata__"]
-    return {name: _entry(fields.object(name), 8 + length) for name in names}
+    data = 8 + length
+    return data, {name: _entry(fields.object(name), data) for name in names}
 
 
 def _entry(fields: Fields, data: int) -> WeightTensor:

@@ -1,0 +1,140 @@
+"""Rules about the weight file: manifest, header and graphs say the same of each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from artifacts.findings import Severity
+from artifacts.graph_file import ONNX_DTYPES, External, StoredTensor
+from artifacts.manifest import MANIFEST, Weights, WeightTensor
+from artifacts.parse import ParseError
+from artifacts.rule import Case, Fault, Rule
+from artifacts.weight_header import tensor_bytes
+
+__all__ = ["WEIGHT_RULES"]
+
+INLINE_BYTES = 2**20
+"""Most of a constant inside a graph file: tables such as a rotary cache stay below it."""
+
+
+def _header(case: Case) -> Iterator[Fault]:
+    weights, header = case.manifest.weights, case.header
+    for name, tensor in weights.tensors.items():
+        if tensor.length != tensor_bytes(tensor.dtype, tensor.shape):
+            yield Fault(
+                f"{MANIFEST}:{name}",
+                f"{name}, {_shown(tensor)}, has {tensor.length} bytes; its shape needs "
+                f"{tensor_bytes(tensor.dtype, tensor.shape)}",
+            )
+    if isinstance(header, ParseError):
+        yield Fault(weights.file, str(header))
+    elif header is not None:
+        yield from _disagreements(weights, header[1])
+
+
+def _disagreements(weights: Weights, header: dict[str, WeightTensor]) -> Iterator[Fault]:
+    for name in [*weights.tensors, *(name for name in header if name not in weights.tensors)]:
+        said, found = weights.tensors.get(name), header.get(name)
+        place = f"{weights.file}:{name}"
+        if found is None:
+            yield Fault(place, f"{name} is in {MANIFEST} and not in the header of the file")
+        elif said is None:
+            yield Fault(place, f"{name} is in the header of the file and not in {MANIFEST}")
+        elif said != found:
+            yield Fault(
+                place, f"{name} is {_shown(found)} in the file's header, {_shown(said)} in "
+                f"{MANIFEST}"
+            )  # fmt: skip
+
+
+def _shown(tensor: WeightTensor) -> str:
+    sizes = ", ".join(map(str, tensor.shape))
+    return f"{tensor.dtype}[{sizes}] at {tensor.offset}+{tensor.length}"
+
+
+def _overlap(case: Case) -> Iterator[Fault]:
+    weights = case.manifest.weights
+    spans = sorted(
+        (tensor.offset, tensor.offset + tensor.length, name)
+        for name, tensor in weights.tensors.items()
+        if tensor.length
+    )
+    end, holder = 0, ""
+    for start, stop, name in spans:
+        if start < end:
+            yield Fault(
+                f"{weights.file}:{name}",
+                f"{name} begins at byte {start}, before {holder} ends at {end}",
+            )
+        if stop > end:
+            end, holder = stop, name
+
+
+def _graph_weights(case: Case) -> Iterator[Fault]:
+    for name, _, _ in case.graphs():
+        for tensor in case.tensors(name):
+            reason = _wrong(tensor, tensor.external, case.manifest.weights)
+            if reason:
+                yield Fault(f"{name}:{tensor.name}", f"{tensor.name} {reason}")
+
+
+def _wrong(tensor: StoredTensor, external: External | None, weights: Weights) -> str | None:
+    """What is wrong with where a tensor's bytes lie, or None."""
+    said, proto = weights.tensors.get(tensor.name), tensor.proto
+    if external is None:
+        if tensor.is_initializer and said is not None:
+            return f"has its bytes in the graph, while {weights.file} holds a tensor so called"
+        if proto.ByteSize() > INLINE_BYTES:
+            return f"has {proto.ByteSize()} bytes in the graph; at most {INLINE_BYTES} may be"
+        return None
+    if not tensor.is_initializer:
+        return "has external data; only initializers may"
+    if external.location != weights.file:
+        return f"lies in {external.location!r}; all weights are in {weights.file}"
+    if said is None:
+        return f"refers to {weights.file}, where {MANIFEST} knows no tensor so called"
+    if (external.offset, external.length) != (said.offset, said.length):
+        return (
+            f"lies at {external.offset}+{external.length}; {MANIFEST} says "
+            f"{said.offset}+{said.length}"
+        )
+    if proto.data_type != ONNX_DTYPES[said.dtype] or tuple(proto.dims) != said.shape:
+        return (
+            f"has ONNX type {proto.data_type} and dims {list(proto.dims)}; {MANIFEST} says "
+            f"{said.dtype} (type {ONNX_DTYPES[said.dtype]}) and {list(said.shape)}"
+        )
+    return None
+
+
+WEIGHT_RULES = (
+    Rule(
+        code="weights.header",
+        severity=Severity.ERROR,
+        title="the weight file's own header agrees with the manifest",
+        explanation=(
+            "Readers of safetensors go by the header, runs by the manifest; where the two "
+            "differ, one of them reads other numbers than were written."
+        ),
+        remedy="copy manifest and weight file from the same build, or build again",
+        run=_header,
+    ),
+    Rule(
+        code="weights.overlap",
+        severity=Severity.ERROR,
+        title="no two weights share bytes",
+        explanation="Tensors of different meaning cannot both be right about the same bytes.",
+        remedy="build the artifact again",
+        run=_overlap,
+    ),
+    Rule(
+        code="graphs.weights",
+        severity=Severity.ERROR,
+        title="each graph refers to weights as the manifest places them",
+        explanation=(
+            "Graphs share one weight file, on disk and on the device; a graph with another "
+            "offset or type reads other numbers, and weights inside a graph are not shared."
+        ),
+        remedy="build the artifact again; graphs and weight file come from one build",
+        run=_graph_weights,
+    ),
+)
