@@ -1,4 +1,4 @@
-"""The buffers that every artifact of a spec has: what graphs are bound to and a run counts on."""
+"""The buffers of every artifact of a spec: graphs are bound to them, a run counts on them."""
 
 from __future__ import annotations
 
