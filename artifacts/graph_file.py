@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from artifacts.parse import ParseError
 
@@ -119,7 +119,23 @@ def read_graph(path: Path) -> onnx.ModelProto:
         raise ParseError(f"{path.name} is no ONNX file: {e}") from e
     if not model.graph.node:
         raise ParseError(f"{path.name} holds no graph, or one without nodes")
+    if not _texts_are_texts(model):
+        raise ParseError(f"{path.name} holds a name that is not UTF-8 text")
     return model
+
+
+def _texts_are_texts(message: Message) -> bool:
+    """Protobuf hands out a string that is no UTF-8 as bytes; nothing here expects that."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            texts = (value,) if isinstance(value, str | bytes) else value
+            if any(isinstance(text, bytes) for text in texts):
+                return False
+        elif field.type == field.TYPE_MESSAGE:
+            inner = (value,) if isinstance(value, Message) else value
+            if not all(map(_texts_are_texts, inner)):
+                return False
+    return True
 
 
 def stored_tensors(model: onnx.ModelProto) -> Iterator[StoredTensor]:

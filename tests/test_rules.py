@@ -310,6 +310,13 @@ CASES: list[tuple[str, Plant, str]] = [
     ("graphs.unreadable", lambda f: (f / "draft.onnx").write_bytes(b"\xff" * 9), "is no ONNX"),
     ("graphs.unreadable", lambda f: (f / "draft.onnx").write_bytes(b""), "holds no graph"),
     (
+        "graphs.unreadable",
+        lambda f: (f / "draft.onnx").write_bytes(
+            (f / "draft.onnx").read_bytes().replace(WEIGHTS.encode(), b"\xff" * len(WEIGHTS))
+        ),
+        "holds a name that is not UTF-8 text",
+    ),
+    (
         "graphs.types",
         in_graph("verify", half_weight),
         "onnx's checker refuses graph verify: .*B has inconsistent type tensor.float16",
@@ -504,7 +511,7 @@ def test_a_hard_link_is_a_warning_and_a_symbolic_one_an_error(artifact: Path) ->
     os.link(artifact / WEIGHTS, artifact.parent / "twin")
     assert [f.severity for f in check_artifact(artifact)] == [Severity.WARNING]
     linked("draft.onnx")(artifact)
-    assert [f.severity for f in check_artifact(artifact)] == [Severity.WARNING, Severity.ERROR]
+    assert [f.severity for f in check_artifact(artifact)] == [Severity.ERROR, Severity.WARNING]
 
 
 @pytest.mark.parametrize("kind", ["nowhere", "file", "link to itself", "nul"])
