@@ -6,6 +6,7 @@ writer of the one before a reader of the other. So the graph itself must order t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 import onnx
 
 from artifacts.findings import Severity
-from artifacts.manifest import Graph, Manifest, Port
+from artifacts.manifest import Graph, Manifest, Port, overlaps
 from artifacts.rule import Case, Fault, Rule
 
 __all__ = ["ALIAS_RULES", "Flow"]
@@ -91,8 +92,7 @@ def _aliases(case: Case) -> Iterator[Fault]:
         yield from _shapes(name, graph)
         if name in models:
             flow = Flow(models[name].graph)
-            for buffer in {port.buffer: None for port in graph.outputs}:
-                yield from _order(name, graph, buffer, flow)
+            yield from _order(name, graph, flow)
 
 
 def _fit(graph: str, port: Port, manifest: Manifest) -> Iterator[Fault]:
@@ -105,63 +105,93 @@ def _fit(graph: str, port: Port, manifest: Manifest) -> Iterator[Fault]:
             place, f"{port.name} is {port.dtype}, its buffer {port.buffer} is {buffer.dtype}"
         )
     largest = [manifest.prefill_rows if isinstance(n, str) else n for n in port.shape]
-    if math.prod(largest) > math.prod(buffer.shape):
+    if port.offset + math.prod(largest) > math.prod(buffer.shape):
         yield Fault(
             place,
-            f"{port.name} is up to {largest}, more than its buffer {port.buffer} of "
-            f"{list(buffer.shape)}",
+            f"{port.name} is up to {largest} from element {port.offset} on, more than its "
+            f"buffer {port.buffer} of {list(buffer.shape)}",
         )
 
 
 def _shapes(name: str, graph: Graph) -> Iterator[Fault]:
-    inputs = defaultdict(list)
-    for port in graph.inputs:
-        inputs[port.buffer].append(port)
-    for output in graph.outputs:
-        for given in inputs[output.buffer]:
-            if not _covers(given.shape, output.shape):
-                yield Fault(
-                    f"{name}:{output.name}",
-                    f"{output.name} is {list(output.shape)} and updates {given.name}, "
-                    f"{list(given.shape)}, in place; it must be of that shape, or fewer rows "
-                    "(axis 1) of it",
-                )
+    for output, given in graph.aliases():
+        if not _covers(given.shape, output.shape):
+            yield Fault(
+                f"{name}:{output.name}",
+                f"{output.name} is {list(output.shape)} and updates {given.name}, "
+                f"{list(given.shape)}, in place; it must be of that shape, or fewer rows "
+                "(axis 1) of it",
+            )
 
 
 def _covers(given: tuple[int | str, ...], output: tuple[int | str, ...]) -> bool:
-    if given == output:
-        return True
-    if len(given) != len(output) or len(given) < 2 or given[0] != 1 or output[0] != 1:
+    if given == output or given[:1] != (1,) or output[:1] != (1,):
+        return True  # the states of all layers, written together, or a window over them
+    if len(given) != len(output) or len(given) < 2:
         return False
     rows, written = given[1], output[1]
     fewer = isinstance(written, int) and (isinstance(rows, str) or written <= rows)
     return fewer and given[2:] == output[2:]
 
 
-def _order(name: str, graph: Graph, buffer: str, flow: Flow) -> Iterator[Fault]:
-    """The values that a buffer holds one after the other, each read before the next."""
-    inputs = [port.name for port in graph.inputs if port.buffer == buffer]
-    outputs = [port.name for port in graph.outputs if port.buffer == buffer]
-    writers = ((flow.writer(output), output) for output in outputs)
-    written = [(flow.before(i) | {i}, i, output) for i, output in writers if i is not None]
-    written.sort(key=lambda entry: len(entry[0]))  # who waits for more comes later
-    held = inputs
-    for before, writer, output in written:
-        for value in held:
-            maker = flow.writer(value)
-            if maker is not None and (maker not in before or maker == writer):
+def _order(name: str, graph: Graph, flow: Flow) -> Iterator[Fault]:
+    """Each value in shared memory is read before the next one is written there."""
+    outputs = {port.name for port in graph.outputs}
+    aliases = graph.aliases()
+    for output, port in aliases:
+        writer = flow.writer(output.name)
+        if writer is None:
+            continue
+        before = flow.before(writer) | {writer}
+        for reader in sorted(flow.readers(port.name, outputs)):
+            late = writer in flow.before(reader)
+            if port.view or (late and _appends(reader, port, aliases, flow)):
+                in_order = late
+            else:
+                in_order = reader in before
+            if not in_order:
                 yield Fault(
-                    f"{name}:{flow.shown(writer)}:{output}",
-                    f"{value} and {output} are both written to {buffer}, and nothing makes "
-                    f"{flow.shown(maker)} run before {flow.shown(writer)}",
+                    f"{name}:{flow.shown(reader)}:{port.name}",
+                    f"{flow.shown(reader)} reads {port.name}, and nothing makes it run "
+                    f"{'after' if port.view else 'before'} {flow.shown(writer)} writes "
+                    f"{output.name} over it in {output.buffer}",
                 )
-            for reader in sorted(flow.readers(value, {*outputs}) - before):
-                yield Fault(
-                    f"{name}:{flow.shown(reader)}:{value}",
-                    f"{flow.shown(reader)} reads {value}, and nothing makes it run before "
-                    f"{flow.shown(writer)} writes {output} over it in {buffer}",
-                )
-        held = [output]
+    yield from _chain(name, graph, flow)
+
+
+def _appends(
+    reader: int, port: Port, aliases: tuple[tuple[Port, Port], ...], flow: Flow
+) -> bool:
+    """Whether `reader` is an attention node that itself adds rows to the cache it reads."""
+    writes = {flow.writer(output.name) for output, given in aliases if given is port}
+    return flow.nodes[reader].op_type == "GroupQueryAttention" and reader in writes
+
+
+def _chain(name: str, graph: Graph, flow: Flow) -> Iterator[Fault]:
+    """Several outputs over the same memory are written one after the other."""
+    outputs = {port.name for port in graph.outputs}
+    for first, second in itertools.combinations(graph.outputs, 2):
+        if first.buffer != second.buffer or not overlaps((first,), (second,)):
+            continue
+        one, other = flow.writer(first.name), flow.writer(second.name)
+        if one is None or other is None:
+            continue
+        early, late, made = one, other, first
+        if other in flow.before(one):
+            early, late, made = other, one, second
+        before = flow.before(late) | {late}
+        if early == late or early not in before:
+            yield Fault(
+                f"{name}:{flow.shown(late)}:{second.name}",
+                f"{first.name} and {second.name} are both written to {first.buffer}, and "
+                f"nothing makes {flow.shown(early)} run before {flow.shown(late)}",
+            )
+        for reader in sorted(flow.readers(made.name, outputs) - before):
+            yield Fault(
+                f"{name}:{flow.shown(reader)}:{made.name}",
+                f"{flow.shown(reader)} reads {made.name}, and nothing makes it run before "
+                f"{flow.shown(late)} writes over it in {first.buffer}",
+            )
 
 
 ALIAS_RULES = (

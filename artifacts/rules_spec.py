@@ -90,6 +90,8 @@ def _states(manifest: Manifest) -> Iterator[Fault]:
     for name, graph in manifest.graphs.items():
         for kind, ports in (("input", graph.inputs), ("output", graph.outputs)):
             for port in ports:
+                if _shared_by_layers(port.buffer):
+                    continue  # a port covers the slots of one layer, or of all
                 if port.buffer in states and port.shape != states[port.buffer].shape:
                     yield Fault(
                         f"{name}:{port.name}",
@@ -102,8 +104,15 @@ def _states(manifest: Manifest) -> Iterator[Fault]:
                     yield Fault(f"{name}:{state}", f"{name} has no {kind} bound to {state}")
 
 
+def _shared_by_layers(buffer: str) -> bool:
+    """Whether the states of all layers lie in `buffer`, as they do on CUDA."""
+    return buffer in ("target.conv", "target.recurrent", "rows.conv", "rows.recurrent")
+
+
 def _carries(graph: str, state: str, manifest: Manifest) -> bool:
     """Whether `graph` must read and write `state`."""
+    if state.startswith("rows."):
+        return graph == "verify"
     if state.startswith("head."):
         return graph in ("prefill", "draft")
     return graph in ("prefill", "decode", "verify")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from passes.inline_body import Splicer
 from passes.node_place import CONTROL_FLOW, place, subgraphs
 from passes.single_trip import NotProvenError, default_opset, prove_single_trip
-from passes.inline_body import Splicer
 
 __all__ = ["InlineSingleTripPass"]
 

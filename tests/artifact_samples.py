@@ -71,7 +71,7 @@ BUFFERS = {
     "best": Buffer("int64", (1, M)),
     "hidden": Buffer("float32", (1, M, D)),
     "logits": Buffer("float32", (1, M, V)),
-    "result": Buffer("int64", (M + 2,)),
+    "result": Buffer("int64", (2 * M + 2,)),
     "prompt_ids": Buffer("int64", (1, PREFILL_ROWS)),
     "prompt_next": Buffer("int64", (1, PREFILL_ROWS)),
     "target.0.conv": Buffer("float32", CONV),
@@ -185,8 +185,8 @@ def target(rows: int | None) -> Sketch:
     g.op("Add", [past_length, "accepted_32"], [g.give("next_length", "length")], name="count")
     g.op("Cast", ["next_length"], ["next_length_64"], to=TensorProto.INT64)
     g.op("Squeeze", [best, first], ["best_flat"])
-    g.op("Concat", ["accepted", "next_length_64", "best_flat"],
-         [g.give("result", "result", out + 2)], axis=0)  # fmt: skip
+    g.op("Concat", ["accepted", "next_length_64", "best_flat", "best_flat"],
+         [g.give("result", "result", 2 * out + 2)], axis=0)  # fmt: skip
 
     states = ["target.0.conv", "target.0.recurrent", "target.1.key", "target.1.value"]
     if rows is None:

@@ -120,9 +120,7 @@ def test_a_model_without_a_head_is_refused():
 
 def test_the_feed_forward_may_have_a_width_of_its_own():
     spec = tiny().spec
-    spec = dataclasses.replace(
-        spec, head=dataclasses.replace(spec.head, intermediate_size=40)
-    )
+    spec = dataclasses.replace(spec, head=dataclasses.replace(spec.head, intermediate_size=40))
     weights = build_head(spec, dtype=ir.DataType.FLOAT, cache_rows=8).graph.initializers
     assert weights["head.layers.0.mlp.up"].shape == [40, 64]
     assert weights["head.layers.0.mlp.down"].shape == [64, 40]

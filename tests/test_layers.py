@@ -101,7 +101,9 @@ def test_a_norm_multiplies_by_the_weight_itself():
 
 def test_a_residual_norm_gives_the_norm_and_the_sum():
     made, w = session(
-        lambda op, d, x: AddNorm(5, 0.1, FLOAT, "w")(op, d, x), ("d", [1, 3, 5]), ("x", [1, 3, 5])
+        lambda op, d, x: AddNorm(5, 0.1, FLOAT, "w")(op, d, x),
+        ("d", [1, 3, 5]),
+        ("x", [1, 3, 5]),
     )
     d, x = np.random.default_rng(4).standard_normal((2, 1, 3, 5))
     normed, total = run(made, d=d, x=x)
