@@ -1,0 +1,129 @@
+"""All memory that graphs share: allocated once, its addresses fixed for life.
+
+Reads and writes by the host are explicit copies (`read`, `write`), never views: the same
+code then serves buffers on a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from artifacts import Buffer
+from runtime.errors import LoadError, SlotError
+
+__all__ = ["Array", "Buffers", "CpuBuffers", "numpy_dtype"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ALIGNMENT = 64
+"""A cache line, and the widest vector register of a CPU."""
+
+CACHES = (".key", ".value")
+"""Ends of the names of buffers that `reset` leaves: rows from `length` on never count."""
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy type of a manifest's dtype."""
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+class Buffers(Protocol):
+    """Named memory on some device."""
+
+    def declared(self, name: str) -> Buffer:
+        """Type and shape of the buffer; raises `SlotError` where there is none."""
+
+    def address(self, name: str) -> int:
+        """Where the buffer begins; the same at every call."""
+
+    def read(self, name: str, shape: Sequence[int] | None = None) -> Array:
+        """A copy of the buffer, or of as much of its start as `shape` covers."""
+
+    def write(self, name: str, values: Array) -> None:
+        """Overwrite the start of the buffer; dtype as declared, nothing is converted."""
+
+    def reset(self) -> None:
+        """Make all as before the first prompt: states zero, nothing committed."""
+
+    def close(self) -> None:
+        """Give the memory back; every later call raises `SlotError`."""
+
+
+class CpuBuffers:
+    """`Buffers` in the host's memory."""
+
+    def __init__(self, declared: Mapping[str, Buffer]) -> None:
+        self._declared = dict(declared)
+        self._arrays = {name: _allocate(name, buffer) for name, buffer in declared.items()}
+
+    def _array(self, name: str) -> Array:
+        self.declared(name)
+        if name not in self._arrays:
+            raise SlotError("the buffers are closed. Open the artifact again")
+        return self._arrays[name]
+
+    def declared(self, name: str) -> Buffer:
+        """Type and shape of the buffer; raises `SlotError` where there is none."""
+        if name not in self._declared:
+            raise SlotError(f"there is no buffer {name!r}, only {', '.join(self._declared)}")
+        return self._declared[name]
+
+    def address(self, name: str) -> int:
+        """Where the buffer begins; the same at every call."""
+        return self._array(name).ctypes.data
+
+    def read(self, name: str, shape: Sequence[int] | None = None) -> Array:
+        """A copy of the buffer, or of as much of its start as `shape` covers."""
+        array = self._array(name)
+        if shape is None:
+            return array.copy()
+        return self._start(name, shape).copy()
+
+    def write(self, name: str, values: Array) -> None:
+        """Overwrite the start of the buffer; dtype as declared, nothing is converted."""
+        array = self._array(name)
+        if values.dtype != array.dtype:
+            raise SlotError(
+                f"the buffer {name!r} holds {array.dtype}, not {values.dtype}. Convert before "
+                "writing"
+            )
+        self._start(name, values.shape)[...] = values
+
+    def reset(self) -> None:
+        """Make all as before the first prompt: states zero, nothing committed."""
+        for name, array in self._arrays.items():
+            if not name.endswith(CACHES):
+                array[...] = 0
+
+    def close(self) -> None:
+        """Give the memory back; every later call raises `SlotError`."""
+        self._arrays.clear()
+
+    def _start(self, name: str, shape: Sequence[int]) -> Array:
+        array, size = self._array(name), math.prod(shape)
+        if size > array.size:
+            raise SlotError(
+                f"the buffer {name!r} has {array.size} elements {list(array.shape)}; "
+                f"{list(shape)} does not fit"
+            )
+        return array.reshape(-1)[:size].reshape(shape)
+
+
+def _allocate(name: str, buffer: Buffer) -> Array:
+    """Zeroed memory at a multiple of `ALIGNMENT`."""
+    dtype = numpy_dtype(buffer.dtype)
+    size = math.prod(buffer.shape) * dtype.itemsize
+    try:
+        memory = np.zeros(size + ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError, OverflowError) as e:
+        raise LoadError(
+            f"the buffer {name!r}, {buffer.dtype}{list(buffer.shape)}, takes {size} bytes, "
+            "which this machine does not give. Build the artifact with a smaller capacity"
+        ) from e
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(buffer.shape)
