@@ -1,4 +1,4 @@
-"""Which rows of a forward stand: the result that a graph hands to the host, read and checked."""
+"""Which rows of a forward stand: the result that a graph hands over, read and checked."""
 
 from __future__ import annotations
 

@@ -118,6 +118,11 @@ class Session:
                 + ", ".join(PROVIDERS)
                 + ". Build the artifact for one of these"
             )
+        if PROVIDERS[provider] not in onnxruntime.get_available_providers():
+            raise LoadError(
+                f"{path.name} needs {PROVIDERS[provider]}, which this onnxruntime "
+                f"{onnxruntime.__version__} was built without. Install one that has it"
+            )
         self.name = path.stem
         self._provider = provider
         try:

@@ -179,8 +179,8 @@ def _check_fit(name: str, port: Port, buffers: Buffers) -> None:
     if port.dtype != buffer.dtype or _rows_limit(port, buffers) < 1 or opened > 1:
         raise LoadError(
             f"the port {port.name!r} of the {name} graph, {port.dtype}{list(port.shape)}, "
-            f"does not go on the buffer {port.buffer!r}, {buffer.dtype}{list(buffer.shape)}. Build "
-            "the artifact again"
+            f"does not go on the buffer {port.buffer!r}, {buffer.dtype}{list(buffer.shape)}. "
+            "Build the artifact again"
         )
 
 
