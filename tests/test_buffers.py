@@ -91,5 +91,5 @@ def test_a_closed_buffer_cannot_be_read(buffers):
 
 def test_memory_that_no_machine_has_is_a_clear_error():
     for shape in ((2**40, 2**20), (2**62, 2**62)):
-        with pytest.raises(LoadError, match="'target.0.key'.*smaller capacity"):
+        with pytest.raises(LoadError, match=r"'target.0.key'.*smaller capacity"):
             CpuBuffers({"target.0.key": Buffer("float32", shape)})

@@ -1,4 +1,4 @@
-"""The loop against plain arithmetic: `Counting` says which tokens and acceptances must come."""
+"""The loop against plain arithmetic: `Counting` says what must come."""
 
 from collections.abc import Iterator
 from itertools import islice
