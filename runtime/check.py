@@ -1,0 +1,193 @@
+"""Does an artifact run, and rightly? Checks that need its graphs to run.
+
+run.load        it loads
+run.finite      one step of each graph gives finite numbers
+run.step        one step of each graph runs and says what can be
+run.prefill     a prompt in chunks equals the prompt in one piece
+run.rows        verify equals decode, at every accepted count, with poisoned padding
+run.lossless    tokens with drafts are those of plain decoding
+run.acceptance  the head's drafts are ever accepted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from artifacts import Finding, ParseError, Severity
+from runtime.check_lossless import compare_with_greedy
+from runtime.check_rows import check_rows
+from runtime.decode import Decoder
+from runtime.errors import FiniteError, RunError
+from runtime.load import Loaded, load
+from runtime.measure import TOLERANCE, spread
+from runtime.session import SessionOptions
+from runtime.tokenizer import Tokenizer
+
+__all__ = ["check_run"]
+
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog, and then",
+    "def factorial(n):\n    if n <",
+    "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n",
+)
+"""Prompts: prose and code, short enough for any capacity that is of use."""
+COUNT = 48
+"""Tokens that are generated for each prompt."""
+MIN_TRIES = 24
+"""Below so many drafts, none accepted may be chance."""
+CHUNK = 3
+"""An odd chunk, so that a prompt's chunks begin at many remainders."""
+
+Progress = Callable[[str], None]
+
+
+def check_run(
+    folder: Path, options: SessionOptions | None = None, *, progress: Progress | None = None
+) -> list[Finding]:
+    """Run an artifact's graphs and report what is wrong, worst first.
+
+    Never raises for what is wrong with the artifact: that is a finding.
+    """
+    tell = progress or (lambda _: None)
+    try:
+        tell("loading")
+        loaded = load(folder, options)
+        tokenizer = Tokenizer.of(folder, loaded.manifest)
+    except (ParseError, RunError) as e:
+        return [_error("run.load", folder.name, str(e), "mend what the message names")]
+    try:
+        prompts = _prompts(loaded, tokenizer)
+        findings = list(_run_all(loaded, prompts, tell))
+    finally:
+        loaded.close()
+    order = list(Severity)
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def _run_all(loaded: Loaded, prompts: list[list[int]], tell: Progress) -> Iterator[Finding]:
+    decoder = Decoder(loaded)
+    m, place = loaded.manifest, loaded.folder.name
+    if m.capacity < m.rows + 2:
+        yield _error(
+            "run.step",
+            place,
+            f"a capacity of {m.capacity} leaves no room for a step of {m.rows} rows",
+            "build the artifact with a larger capacity",
+        )
+        return
+    try:
+        tell("one step of each graph")
+        yield from _check_finite(decoder, prompts[0])
+        tell("prefill in chunks")
+        yield from _check_prefill(decoder, prompts[-1])
+        if m.k:
+            tell("verify against decode")
+            yield from check_rows(decoder, prompts[0][: m.capacity - m.rows - 1])
+            yield from _check_lossless(decoder, prompts, tell)
+    except FiniteError as e:
+        yield _error("run.finite", place, str(e), "check the weights and rebuild")
+    except RunError as e:
+        yield _error("run.step", place, str(e), "build the artifact again")
+
+
+def _prompts(loaded: Loaded, tokenizer: Tokenizer | None) -> list[list[int]]:
+    m = loaded.manifest
+    most, vocab = max(1, m.capacity // 2), m.spec.vocab_size
+    if tokenizer is not None:
+        found = [tokenizer.encode(text)[:most] for text in TEXTS]
+        if all(found) and max(map(max, found)) < vocab:
+            return found
+    sizes = (5, 12, 20)
+    return [[(i * 7919 + 13 * n) % vocab for i in range(min(n, most))] for n in sizes]
+
+
+def _check_finite(decoder: Decoder, prompt: list[int]) -> Iterator[Finding]:
+    """Look at every number that a graph put out, not at the logits alone."""
+    m = decoder.manifest
+    decoder.prefill(prompt)
+    yield from _not_finite(decoder, "prefill")
+    decoder.step(0)
+    yield from _not_finite(decoder, "decode")
+    if m.k:
+        decoder.prefill(prompt)
+        decoder.step()
+        yield from _not_finite(decoder, "draft")
+        yield from _not_finite(decoder, "verify")
+
+
+def _not_finite(decoder: Decoder, graph: str) -> Iterator[Finding]:
+    buffers, described = decoder.loaded.buffers, decoder.manifest.graphs[graph]
+    for port in described.outputs:
+        shape = tuple(size for size in port.shape if isinstance(size, int))
+        values = buffers.read(port.buffer, shape)
+        if not np.isfinite(values).all():
+            yield _error(
+                "run.finite",
+                f"{described.file}:{port.name}",
+                f"the output {port.name!r} of the {graph} graph holds NaN or infinity",
+                "check the weights and rebuild",
+            )
+
+
+def _check_prefill(decoder: Decoder, prompt: list[int]) -> Iterator[Finding]:
+    """Compare logits and all states after chunks with those after one piece."""
+    m, buffers = decoder.manifest, decoder.loaded.buffers
+    limit, seen = TOLERANCE[m.target.dtype], []
+    for chunk in (m.prefill_rows, min(CHUNK, m.prefill_rows), 1):
+        Decoder(decoder.loaded, chunk=chunk).prefill(prompt)
+        states = {n: buffers.read(n) for n in m.buffers if n.startswith("target.")}
+        for name, values in states.items():
+            if name.endswith((".key", ".value")):
+                states[name] = values[:, :, : len(prompt)]
+        seen.append(states | {"logits": buffers.read("logits", (m.spec.vocab_size,))})
+    for chunk, states in zip((CHUNK, 1), seen[1:], strict=True):
+        for name, values in states.items():
+            apart = spread(values, seen[0][name])
+            if apart > limit:
+                yield _error(
+                    "run.prefill",
+                    m.graphs["prefill"].file,
+                    f"{name!r} after a prompt of {len(prompt)} tokens in chunks of {chunk} "
+                    f"is {apart:.2g} from that in one piece (allowed {limit:g})",
+                    "the prefill graph does not carry its state from chunk to chunk; rebuild",
+                )
+
+
+def _check_lossless(
+    decoder: Decoder, prompts: list[list[int]], tell: Progress
+) -> Iterator[Finding]:
+    m, file = decoder.manifest, decoder.manifest.graphs["verify"].file
+    compared = tried = stood = ties = 0
+    for number, prompt in enumerate(prompts):
+        tell(f"drafting against plain decoding, prompt {number + 1} of {len(prompts)}")
+        room = m.capacity - len(prompt) - 1
+        count, differences = compare_with_greedy(decoder, prompt, min(COUNT, room))
+        compared += count
+        for d in differences:
+            what = (
+                f"prompt {number + 1}, token {d.position}: {d.drafted} with drafts, {d.greedy} "
+                f"without; their logits are {d.gap:.2g} of the largest apart"
+            )
+            if d.is_tie:
+                ties += 1
+                yield Finding("run.lossless", Severity.NOTE, file, f"near tie: {what}", "none")
+            else:
+                yield _error("run.lossless", file, what, "verify is wrong; see run.rows")
+        for _ in decoder.generate(prompt, min(COUNT, room), stop_ids=()):
+            pass
+        tried += decoder.stats.positions[0][0] if decoder.stats.positions else 0
+        stood += decoder.stats.accepted
+    yield Finding(
+        "run.acceptance",
+        Severity.WARNING if tried >= MIN_TRIES and not stood else Severity.NOTE,
+        m.graphs["draft"].file,
+        f"{stood} drafts accepted in {tried} verifies, {compared} tokens compared",
+        "nothing to do" if stood else "check how the head's inputs and cache are wired",
+    )
+
+
+def _error(code: str, place: str, message: str, remedy: str) -> Finding:
+    return Finding(code, Severity.ERROR, place, message, remedy)
