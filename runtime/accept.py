@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from runtime.buffers import Array
 from runtime.errors import FiniteError, SlotError
 
-__all__ = ["Result", "check_finite", "parse_result"]
+__all__ = ["Result", "parse_result"]
+
+REBUILD = "Build the artifact again, or see what is wrong with: mtp-run check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,54 +27,42 @@ class Result:
 def parse_result(
     values: Array, *, graph: str, drafted: int, length: int, vocab_size: int
 ) -> Result:
-    """Read the ``result`` buffer: accepted, length, then the best token of each row.
+    """Read what a forward of some rows left in the buffer ``result``.
 
     Args:
-        values: ``[rows + 2] int64``.
+        values: ``[2 * rows + 2] int64``: accepted, length, the best token of each row, and
+            for each row 1 where its highest logit is a number, 0 for NaN and infinity.
         graph: Whose result it is, for the message.
         drafted: Drafts that counted in this forward.
         length: Rows that must be committed if no draft stood.
         vocab_size: Tokens are below it.
 
     Raises:
+        FiniteError: An emitted token was chosen from logits that are no numbers.
         SlotError: The graph claims what cannot be, so nothing it wrote can be trusted.
     """
-    accepted, committed = int(values[0]), int(values[1])
+    accepted, committed, *rows = (int(value) for value in values)
     if not 0 <= accepted <= drafted:
         raise SlotError(
-            f"the {graph} graph accepted {accepted} of {drafted} drafts. Build the artifact "
-            "again, or see what is wrong with: mtp-run check"
+            f"the {graph} graph accepted {accepted} of {drafted} drafts. {REBUILD}"
         )
-    tokens = tuple(int(token) for token in values[2 : 3 + accepted])
     if committed != length + accepted:
         raise SlotError(
             f"the {graph} graph committed {committed} rows where {length + accepted} stand. "
-            "Build the artifact again, or see what is wrong with: mtp-run check"
+            f"{REBUILD}"
         )
-    if not all(0 <= token < vocab_size for token in tokens):
-        raise SlotError(
-            f"the {graph} graph emitted {list(tokens)}, with a token outside the vocabulary "
-            f"of {vocab_size}. Build the artifact again, or see: mtp-run check"
-        )
-    return Result(accepted, committed, tokens)
-
-
-def check_finite(logits: Array, *, graph: str, length: int) -> None:
-    """Look for NaN and infinity in the rows that emitted tokens.
-
-    Args:
-        logits: ``[1, accepted + 1, V]``.
-        graph: Whose logits they are, for the message.
-        length: Rows that were committed if no draft stood.
-
-    Raises:
-        FiniteError: There is one; the message names the first position.
-    """
-    finite = np.isfinite(logits[0]).all(axis=-1)
-    if not finite.all():
-        row = int(np.argmin(finite))
+    tokens = tuple(rows[: accepted + 1])
+    finite = rows[len(rows) // 2 :][: accepted + 1]
+    if not all(finite):
+        row = finite.index(0)
         raise FiniteError(
             f"the {graph} graph gave NaN or infinity in the logits at position "
             f"{length - 1 + row} (row {row} of the forward). Start a new prompt; if it comes "
             "again the weights or the graph are broken: mtp-run check"
         )
+    if not all(0 <= token < vocab_size for token in tokens):
+        raise SlotError(
+            f"the {graph} graph emitted {list(tokens)}, with a token outside the vocabulary "
+            f"of {vocab_size}. {REBUILD}"
+        )
+    return Result(accepted, committed, tokens)

@@ -41,11 +41,11 @@ class Buffers(Protocol):
     def address(self, name: str) -> int:
         """Where the buffer begins; the same at every call."""
 
-    def read(self, name: str, shape: Sequence[int] | None = None) -> Array:
-        """A copy of the buffer, or of as much of its start as `shape` covers."""
+    def read(self, name: str, shape: Sequence[int] | None = None, offset: int = 0) -> Array:
+        """A copy of the buffer, or of what `shape` covers from element `offset` on."""
 
-    def write(self, name: str, values: Array) -> None:
-        """Overwrite the start of the buffer; dtype as declared, nothing is converted."""
+    def write(self, name: str, values: Array, offset: int = 0) -> None:
+        """Overwrite from element `offset` on; dtype as declared, nothing is converted."""
 
     def reset(self) -> None:
         """Make all as before the first prompt: states zero, nothing committed."""
@@ -77,22 +77,21 @@ class CpuBuffers:
         """Where the buffer begins; the same at every call."""
         return self._array(name).ctypes.data
 
-    def read(self, name: str, shape: Sequence[int] | None = None) -> Array:
-        """A copy of the buffer, or of as much of its start as `shape` covers."""
-        array = self._array(name)
+    def read(self, name: str, shape: Sequence[int] | None = None, offset: int = 0) -> Array:
+        """A copy of the buffer, or of what `shape` covers from element `offset` on."""
         if shape is None:
-            return array.copy()
-        return self._start(name, shape).copy()
+            return self._array(name).copy()
+        return self._part(name, shape, offset).copy()
 
-    def write(self, name: str, values: Array) -> None:
-        """Overwrite the start of the buffer; dtype as declared, nothing is converted."""
+    def write(self, name: str, values: Array, offset: int = 0) -> None:
+        """Overwrite from element `offset` on; dtype as declared, nothing is converted."""
         array = self._array(name)
         if values.dtype != array.dtype:
             raise SlotError(
                 f"the buffer {name!r} holds {array.dtype}, not {values.dtype}. Convert before "
                 "writing"
             )
-        self._start(name, values.shape)[...] = values
+        self._part(name, values.shape, offset)[...] = values
 
     def reset(self) -> None:
         """Make all as before the first prompt: states zero, nothing committed."""
@@ -104,14 +103,14 @@ class CpuBuffers:
         """Give the memory back; every later call raises `SlotError`."""
         self._arrays.clear()
 
-    def _start(self, name: str, shape: Sequence[int]) -> Array:
+    def _part(self, name: str, shape: Sequence[int], offset: int) -> Array:
         array, size = self._array(name), math.prod(shape)
-        if size > array.size:
+        if not 0 <= offset <= array.size - size:
             raise SlotError(
                 f"the buffer {name!r} has {array.size} elements {list(array.shape)}; "
-                f"{list(shape)} does not fit"
+                f"{list(shape)} from element {offset} on does not fit"
             )
-        return array.reshape(-1)[:size].reshape(shape)
+        return array.reshape(-1)[offset : offset + size].reshape(shape)
 
 
 def _allocate(name: str, buffer: Buffer) -> Array:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from runtime.decode import Decoder
 from runtime.measure import TOLERANCE, gap
 
-__all__ = ["Difference", "compare_with_greedy"]
+__all__ = ["Comparison", "Difference", "compare_with_greedy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +24,55 @@ class Difference:
     gap: float
     """How far the lower of the two stands below the best logit, as a share of the largest,
     when the tokens before are run again."""
-    is_tie: bool
-    """Whether rounding explains it."""
+
+    def __str__(self) -> str:
+        return (
+            f"token {self.position} is {self.drafted} with drafts and {self.greedy} without, "
+            f"with logits {self.gap:.2g} of the largest apart"
+        )
 
 
-def compare_with_greedy(
-    decoder: Decoder, prompt: Sequence[int], count: int
-) -> tuple[int, list[Difference]]:
-    """Generate with drafts, then without, and explain each difference.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of one prompt."""
 
-    After a difference, plain decoding goes on from the tokens that drafting chose, so that
-    one near tie does not hide what comes after it.
+    tokens: int
+    """Emitted with drafts and compared."""
+    ties: tuple[Difference, ...]
+    """Differences that rounding explains."""
+    real: Difference | None
+    """The first difference that it does not; what follows it says nothing."""
+    tried: int
+    """Verifies that had drafts."""
+    accepted: int
+    """Drafts that stood, in all."""
 
-    Returns:
-        How many tokens were compared, and the differences.
+
+def compare_with_greedy(decoder: Decoder, prompt: Sequence[int], count: int) -> Comparison:
+    """Generate up to `count` tokens with drafts, then without, and explain differences.
+
+    After a near tie, plain decoding goes on from the tokens that drafting chose, so that one
+    does not hide what comes after it.
     """
     tokens = _generate(decoder, prompt, count, decoder.manifest.k)
-    differences: list[Difference] = []
-    at = 0
-    while at < len(tokens):
+    positions, accepted = decoder.stats.positions, decoder.stats.accepted
+    limit = 2 * TOLERANCE[decoder.manifest.target.dtype]
+    ties: list[Difference] = []
+    real, at = None, 0
+    while real is None and at < len(tokens):
         greedy = _generate(decoder, [*prompt, *tokens[:at]], len(tokens) - at, 0)
-        pairs = zip(tokens[at:], greedy, strict=False)
+        pairs = zip(tokens[at:], greedy, strict=True)
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(greedy))
         at += same
-        if at >= len(tokens) or same == len(greedy):
-            break
-        differences.append(_explain(decoder, prompt, tokens, at, greedy[same]))
-        at += 1
-    return len(tokens), differences
+        if at < len(tokens):
+            found = _explain(decoder, prompt, tokens, at, greedy[same])
+            if found.gap <= limit:
+                ties.append(found)
+            else:
+                real = found
+            at += 1
+    tried = positions[0][0] if positions else 0
+    return Comparison(len(tokens), tuple(ties), real, tried, accepted)
 
 
 def _generate(decoder: Decoder, ids: Sequence[int], count: int, k: int) -> list[int]:
@@ -64,8 +85,5 @@ def _explain(
 ) -> Difference:
     """Run the tokens before the difference again and look at both candidates' logits."""
     decoder.prefill([*prompt, *tokens[:at]])
-    vocab = decoder.manifest.spec.vocab_size
-    logits = decoder.loaded.buffers.read("logits", (vocab,))
-    apart = gap(logits, tokens[at], greedy)
-    limit = 2 * TOLERANCE[decoder.manifest.target.dtype]
-    return Difference(at, tokens[at], greedy, apart, apart <= limit)
+    logits = decoder.loaded.buffers.read("logits", (decoder.manifest.spec.vocab_size,))
+    return Difference(at, tokens[at], greedy, gap(logits, tokens[at], greedy))

@@ -16,12 +16,11 @@ import numpy as np
 
 from artifacts import Finding, Severity
 from runtime.buffers import CACHES, Array
+from runtime.committed import cache_rows, poison, states_of
 from runtime.decode import Decoder
 from runtime.measure import TOLERANCE, gap, spread
 
 __all__ = ["check_rows"]
-
-STATES = (".conv", ".recurrent")
 
 
 @dataclass(slots=True)
@@ -68,8 +67,8 @@ def check_rows(decoder: Decoder, prompt: Sequence[int]) -> list[Finding]:
             "run.rows",
             Severity.ERROR,
             m.graphs["verify"].file,
-            f"{quantity} after verify differs from {m.k + 1} decode steps with {case}: "
-            f"{_shown(distance)} (allowed {limit:g})",
+            f"{quantity} after verify: {_shown(distance, limit)} ({case}, compared with "
+            f"{m.rows} decode steps)",
             "verify reads padding, keeps another row's state, or computes something else than "
             "decode; build the artifact again, and report it if it comes again",
         )
@@ -91,8 +90,10 @@ def check_rows(decoder: Decoder, prompt: Sequence[int]) -> list[Finding]:
     return findings
 
 
-def _shown(distance: float) -> str:
-    return "wrong" if np.isinf(distance) else f"by {distance:.2g} of the largest value"
+def _shown(distance: float, limit: float) -> str:
+    if np.isinf(distance):
+        return "wrong"
+    return f"off by {distance:.2g} of the largest value, {limit:g} allowed"
 
 
 def _decode_reference(decoder: Decoder, prompt: Sequence[int]) -> Reference:
@@ -101,12 +102,12 @@ def _decode_reference(decoder: Decoder, prompt: Sequence[int]) -> Reference:
     kept = [name for name in m.buffers if not name.endswith(CACHES)]
     start = {name: buffers.read(name) for name in kept}
     reference = Reference(len(prompt), start, tokens=[first])
-    _poison(decoder, reference.length)
+    poison(decoder.loaded, reference.length)
     for _ in range(m.rows):
         reference.tokens += decoder.step(0).tokens
         reference.logits.append(buffers.read("logits", (m.spec.vocab_size,)))
-        reference.states.append({n: buffers.read(n) for n in kept if n.endswith(STATES)})
-    reference.caches = _cache_rows(decoder, reference.length, m.rows)
+        reference.states.append(states_of(decoder.loaded))
+    reference.caches = cache_rows(decoder.loaded, reference.length, m.rows)
     return reference
 
 
@@ -117,7 +118,7 @@ def _verify_case(
     m, buffers = decoder.manifest, decoder.loaded.buffers
     for name, values in reference.start.items():
         buffers.write(name, values)
-    _poison(decoder, reference.length)
+    poison(decoder.loaded, reference.length)
     ids = list(reference.tokens[: m.rows])
     if right < drafted:
         ids[right + 1] = (ids[right + 1] + 1) % m.spec.vocab_size
@@ -126,7 +127,7 @@ def _verify_case(
     decoder.loaded.slots["verify"].run()
 
     result = [int(value) for value in buffers.read("result")]
-    accepted, length, best = result[0], result[1], result[2:]
+    accepted, length, best = result[0], result[1], result[2 : 2 + m.rows]
     logits = buffers.read("logits")[0]
     expected = _accepted(ids[1 : drafted + 1], best)
     if accepted != expected or (expected != right and not _is_tie(reference, best, decoder)):
@@ -134,22 +135,23 @@ def _verify_case(
         return
     whole = accepted + 1
     for quantity, got, want in (
-        ("the result's length", length, reference.length + whole),
+        ("the length in 'result'", length, reference.length + whole),
         ("the buffer 'length'", int(buffers.read("length")[0]), reference.length + whole),
         ("the buffer 'accepted'", int(buffers.read("accepted")[0]), accepted),
         ("the next token in 'ids'", int(buffers.read("ids")[0, 0]), best[accepted]),
         ("the buffer 'best'", buffers.read("best")[0, :whole].tolist(), best[:whole]),
-        ("the best token", [int(row.argmax()) for row in logits[:whole]], best[:whole]),
+        ("the best token", logits[:whole].argmax(axis=1).tolist(), best[:whole]),
+        ("the finite flags", result[2 + m.rows :][:whole], [1] * whole),
     ):
         yield quantity, 0.0 if got == want else float("inf")
     stood = min(whole, right + 1)
-    yield "the logits", spread(logits[:stood], np.stack(reference.logits[:stood]))
+    yield "logits", spread(logits[:stood], np.stack(reference.logits[:stood]))
     if whole != stood:
         return
-    for name, values in reference.states[accepted].items():
-        yield f"the state {name!r}", spread(buffers.read(name), values)
-    for name, rows in _cache_rows(decoder, reference.length, whole).items():
-        yield f"the cache {name!r}", spread(rows, reference.caches[name][:, :, :whole])
+    for name, values in states_of(decoder.loaded).items():
+        yield f"state {name!r}", spread(values, reference.states[accepted][name])
+    for name, rows in cache_rows(decoder.loaded, reference.length, whole).items():
+        yield f"cache {name!r}", spread(rows, reference.caches[name][:, :, :whole])
 
 
 def _accepted(drafts: Sequence[int], best: Sequence[int]) -> int:
@@ -166,21 +168,3 @@ def _is_tie(reference: Reference, best: Sequence[int], decoder: Decoder) -> bool
         if token != reference.tokens[row + 1]:
             return gap(reference.logits[row], token) <= limit
     return True
-
-
-def _poison(decoder: Decoder, length: int) -> None:
-    """Fill with NaN, or a token that cannot be, whatever no forward may read."""
-    buffers = decoder.loaded.buffers
-    for name in decoder.manifest.buffers:
-        if name.endswith(CACHES):
-            rows = buffers.read(name)
-            rows[:, :, length:] = np.nan
-            buffers.write(name, rows)
-    for name, value in (("hidden", np.nan), ("logits", np.nan), ("best", -1), ("result", -1)):
-        buffers.write(name, np.full_like(buffers.read(name), value))
-
-
-def _cache_rows(decoder: Decoder, length: int, count: int) -> dict[str, Array]:
-    buffers = decoder.loaded.buffers
-    names = [n for n in decoder.manifest.buffers if n.endswith(CACHES) and n[:5] != "head."]
-    return {name: buffers.read(name)[:, :, length : length + count] for name in names}

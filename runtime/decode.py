@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from runtime.accept import Result, check_finite, parse_result
+from runtime.accept import Result, parse_result
 from runtime.buffers import Array
 from runtime.errors import RequestError
 from runtime.load import Loaded, load
@@ -35,7 +35,6 @@ class Decoder:
         *,
         proposer: Proposer | None = None,
         chunk: int | None = None,
-        check_finite: bool = True,
     ) -> None:
         """Decode with what `load` gave.
 
@@ -43,7 +42,6 @@ class Decoder:
             loaded: Closed together with the decoder.
             proposer: Source of drafts; the artifact's own head where None.
             chunk: Rows of a prefill chunk; as many as the artifact takes where None.
-            check_finite: Look at the logits of every emitted token for NaN and infinity.
 
         Raises:
             RequestError: `chunk` is not within 1 and the artifact's ``prefill_rows``.
@@ -56,7 +54,6 @@ class Decoder:
         self._buffers = loaded.buffers
         self._slots = loaded.slots
         self._chunk = m.prefill_rows if chunk is None else chunk
-        self._check_finite = check_finite
         if not 1 <= self._chunk <= m.prefill_rows:
             raise RequestError(
                 f"a prefill chunk of {chunk} rows cannot be: this artifact takes 1 to "
@@ -213,18 +210,14 @@ class Decoder:
         return drafted
 
     def _result(self, graph: str, drafted: int, length: int) -> Result:
-        rows = drafted + 1
-        result = parse_result(
-            self._buffers.read("result", (rows + 2,)),
+        rows = self.manifest.rows if graph == "verify" else 1
+        return parse_result(
+            self._buffers.read("result", (2 * rows + 2,)),
             graph=graph,
             drafted=drafted,
             length=length,
             vocab_size=self.manifest.spec.vocab_size,
         )
-        if self._check_finite:
-            shape = (1, result.accepted + 1, self.manifest.spec.vocab_size)
-            check_finite(self._buffers.read("logits", shape), graph=graph, length=length)
-        return result
 
     def _advance(self, sequence: Sequence, result: Result, drafted: int) -> Step:
         tokens = sequence.advance(result.tokens, result.length)

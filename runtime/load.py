@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts import Manifest
-from artifacts.spec import LayerKind
 from runtime.buffers import Buffers, CpuBuffers
 from runtime.errors import LoadError
 from runtime.session import Session, SessionOptions
@@ -148,7 +147,7 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def needed_buffers(m: Manifest) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of each buffer that the host or another graph touches."""
+    """Type and shape of each buffer that the host reads or writes."""
     kind, rows, spec = m.target.dtype, m.rows, m.spec
     needed: dict[str, tuple[str, tuple[int, ...]]] = {
         "ids": ("int64", (1, rows)),
@@ -157,25 +156,12 @@ def needed_buffers(m: Manifest) -> dict[str, tuple[str, tuple[int, ...]]]:
         "best": ("int64", (1, rows)),
         "hidden": (kind, (1, rows, spec.hidden_size)),
         "logits": (kind, (1, rows, spec.vocab_size)),
-        "result": ("int64", (rows + 2,)),
+        "result": ("int64", (2 * rows + 2,)),
         "prompt_ids": ("int64", (1, m.prefill_rows)),
     }
-    cache = (kind, (1, spec.attention.kv_heads, m.cache_rows, spec.attention.head_dim))
-    for i in spec.layers_of(LayerKind.ATTENTION):
-        needed |= {f"target.{i}.key": cache, f"target.{i}.value": cache}
-    if spec.gdn is not None:
-        conv = (1, spec.gdn.conv_kernel - 1, spec.gdn.conv_dim)
-        state = (1, spec.gdn.value_heads, spec.gdn.key_dim, spec.gdn.value_dim)
-        for i in spec.layers_of(LayerKind.GDN):
-            needed |= {
-                f"target.{i}.conv": (kind, conv),
-                f"target.{i}.recurrent": ("float32", state),
-            }
     if m.k:
         needed |= {
             "draft_count": ("int32", (1,)),
             "prompt_next": ("int64", (1, m.prefill_rows)),
-            "head.0.key": cache,
-            "head.0.value": cache,
         }
     return needed

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from artifacts import Graph, Port
-from runtime.buffers import Buffers
+from runtime.buffers import Buffers, numpy_dtype
 from runtime.errors import LoadError, SlotError
 from runtime.session import Binding, Session, Tensor
 
@@ -133,7 +133,10 @@ class GraphSlot:
             shape = tuple(n if isinstance(n, int) else self._rows for n in port.shape)
             is_input = port in self._graph.inputs
             bind = self._binding.bind_input if is_input else self._binding.bind_output
-            bind(port.name, port.dtype, shape, self._addresses[port.buffer])
+            start = (
+                self._addresses[port.buffer] + port.offset * numpy_dtype(port.dtype).itemsize
+            )
+            bind(port.name, port.dtype, shape, start)
 
 
 def check_ports(name: str, graph: Graph, session: Session, buffers: Buffers) -> None:
@@ -179,15 +182,15 @@ def _check_fit(name: str, port: Port, buffers: Buffers) -> None:
     if port.dtype != buffer.dtype or _rows_limit(port, buffers) < 1 or opened > 1:
         raise LoadError(
             f"the port {port.name!r} of the {name} graph, {port.dtype}{list(port.shape)}, "
-            f"does not go on the buffer {port.buffer!r}, {buffer.dtype}{list(buffer.shape)}. "
-            "Build the artifact again"
+            f"does not go on the buffer {port.buffer!r}, {buffer.dtype}{list(buffer.shape)}, "
+            f"from element {port.offset} on. Build the artifact again"
         )
 
 
 def _rows_limit(port: Port, buffers: Buffers) -> int:
     """How often the fixed part of a port fits its buffer: once at least, or it does not."""
     one = math.prod(n for n in port.shape if isinstance(n, int))
-    return math.prod(buffers.declared(port.buffer).shape) // max(one, 1)
+    return (math.prod(buffers.declared(port.buffer).shape) - port.offset) // max(one, 1)
 
 
 def _is_open(port: Port) -> bool:

@@ -321,8 +321,10 @@ def _target(c: Counting, name: str, rows: int | None) -> Net:
     net.output(net("Add", accepted, net.const([0], np.int64)), "accepted", "accepted", I64, 1)
     net.output(token, "next_token", "ids", I64, 1, 1)
     net.output(net.cast(new_length, I32), "next_length", "length", I32, 1)
-    report = net("Concat", accepted, new_length, net.flat(shown["best"]), axis=0)
-    net.output(report, "result", "result", I64, out + 2)
+    peak = net("ReduceMax", shown["logits"], net.const([-1], np.int64), keepdims=0)
+    finite = net.cast(net("Equal", net("Sub", peak, peak), net.const(0)), I64)
+    parts = (accepted, new_length, net.flat(shown["best"]), net.flat(finite))
+    net.output(net("Concat", *parts, axis=0), "result", "result", I64, 2 * out + 2)
 
     window_at = net("Add", kept, net.const([1, 2], np.int64))
     net.output(
@@ -414,7 +416,7 @@ def _manifest(c: Counting, graphs: dict[str, Graph], weights: Weights) -> Manife
         "best": Buffer(i, (1, rows)),
         "hidden": Buffer(f, (1, rows, D)),
         "logits": Buffer(f, (1, rows, c.vocab)),
-        "result": Buffer(i, (rows + 2,)),
+        "result": Buffer(i, (2 * rows + 2,)),
         "prompt_ids": Buffer(i, (1, c.prefill_rows)),
         "target.1.key": Buffer(f, cache),
         "target.1.value": Buffer(f, cache),

@@ -42,6 +42,15 @@ def test_a_write_covers_the_start_and_a_read_may_cover_less(buffers):
     assert buffers.read("ids", (3,)).tolist() == [7, 8, 0]
 
 
+def test_reads_and_writes_may_begin_inside(buffers):
+    buffers.write("ids", np.array([7, 8]), offset=2)
+    assert buffers.read("ids").tolist() == [[0, 0, 7, 8]]
+    assert buffers.read("ids", (1, 2), offset=1).tolist() == [[0, 7]]
+    for offset in (-1, 3):
+        with pytest.raises(SlotError, match=f"from element {offset} on does not fit"):
+            buffers.read("ids", (2,), offset=offset)
+
+
 def test_a_read_is_a_copy(buffers):
     buffers.read("ids")[...] = 5
     assert not buffers.read("ids").any()
@@ -70,9 +79,7 @@ def test_nothing_is_converted(buffers):
 
 
 def test_what_does_not_fit_is_refused(buffers):
-    with pytest.raises(
-        SlotError, match=r"'ids' has 4 elements \[1, 4\]; \[1, 5\] does not fit"
-    ):
+    with pytest.raises(SlotError, match=r"'ids' has 4 elements \[1, 4\]; \[1, 5\] from"):
         buffers.write("ids", np.zeros((1, 5), np.int64))
     with pytest.raises(SlotError, match="does not fit"):
         buffers.read("ids", (5,))

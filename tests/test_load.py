@@ -82,7 +82,11 @@ def test_a_dangling_link_is_missing(folder):
         (("k", 0), "k = 0 has the graphs decode, prefill; this one has decode, draft"),
         (("k", 2), r"'ids' is int64\[1, 4\]; it must be int64\[1, 3\]"),
         (("capacity", 65), "cache_rows is 68; .* 65 tokens and 4 rows of a verify need 69"),
-        (("cache_rows", 69), r"'target.1.key' is float32\[1, 1, 68, 1\]; it must be"),
+        (
+            ("buffers", "result", "shape", [6]),
+            r"'result' is int64\[6\]; it must be int64\[10\]",
+        ),
+        (("graphs", "verify", "inputs", 0, "offset", 1), "from element 1 on"),
         (("prefill_rows", 17), "'prompt_ids' is"),
         (("buffers", "length", "dtype", "int64"), r"'length' is int64\[1\]; it must be int32"),
         (("buffers", "best", "shape", [1, 10**9]), "'best' is"),

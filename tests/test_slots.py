@@ -88,6 +88,12 @@ def test_every_port_is_bound_once_to_the_start_of_its_buffer(buffers):
     assert session.runs == 3
 
 
+def test_a_port_may_begin_inside_its_buffer(buffers):
+    half = Port("past", "cache", "float32", (1, 1, 4, 2), offset=8)
+    _, session = slot_of(with_port(DECODE, half), buffers)
+    assert session.bound[1] == ("past", (1, 1, 4, 2), buffers.address("cache") + 8 * 4)
+
+
 def test_on_the_cpu_runs_are_counted_and_nothing_is_captured(buffers):
     slot, _ = slot_of(DECODE, buffers)
     slot.run()
@@ -158,6 +164,8 @@ def with_port(graph: Graph, port: Port) -> Graph:
     [
         (Port("past", "cache", "float16", (1, 1, 8, 2)), "does not go on the buffer 'cache'"),
         (Port("past", "cache", "float32", (1, 1, 9, 2)), "does not go on the buffer 'cache'"),
+        (Port("past", "cache", "float32", (1, 1, 8, 2), offset=1), "from element 1 on"),
+        (Port("past", "cache", "float32", (1, 1, 4, 2), offset=9), "from element 9 on"),
         (Port("past", "cache", "float32", (1, 1, "S", "S")), "does not go on the buffer"),
         (Port("past", "cache", "float32", (1, 1, "S", 2)), "1 rows, and past .* size open"),
         (Port("past", "other", "float32", (1, 1, 8, 2)), "no buffer 'other'"),
