@@ -1,6 +1,7 @@
 """What can stop a build, as one tree.
 
     ExportError
+    ├── BuildError          what was built is not what it must be
     └── CheckpointError     a source folder is not a checkpoint that can be built from
 
 Each message is one sentence that names the thing, what it is, what it must be, the way out.
@@ -8,11 +9,15 @@ Each message is one sentence that names the thing, what it is, what it must be, 
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "ExportError"]
+__all__ = ["BuildError", "CheckpointError", "ExportError"]
 
 
 class ExportError(Exception):
     """A build cannot go on; the message says what, where and the way out."""
+
+
+class BuildError(ExportError):
+    """Source and graphs do not fit each other, or a new artifact fails its own check."""
 
 
 class CheckpointError(ExportError):

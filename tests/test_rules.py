@@ -383,9 +383,9 @@ CASES: list[tuple[str, Plant, str]] = [
     (
         "graphs.aliases",
         edited("graphs/verify/outputs/0/shape", [1, M + 1, 8]),
-        r"hidden is up to \[1, 4, 8\] from element 0 on, more than its buffer hidden of \[1, 3, 8\]",
+        r"hidden is up to \[1, 4, 8\] from element 0 on, more than its buffer hidden",
     ),
-    ("graphs.aliases", edited("prefill_rows", 6), "input_ids is up to .1, 6. from element 0 on, more than its"),
+    ("graphs.aliases", edited("prefill_rows", 6), "input_ids is up to .1, 6. from element 0"),
     (
         "graphs.aliases",
         edited("buffers/ids/dtype", "int32"),

@@ -1,0 +1,241 @@
+"""From a source to an artifact: graphs, one weight file, manifest, checks.
+
+Everything is written into a staging folder beside the output and renamed into place once
+both checks have passed, so an interrupted build leaves nothing that loads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from artifacts import (
+    Finding,
+    Graph,
+    Manifest,
+    ModelSpec,
+    Severity,
+    Source,
+    Weights,
+    WeightTensor,
+)
+from artifacts.rules import check_artifact
+from artifacts.version import PRODUCER
+from export.decoder import build_target
+from export.errors import BuildError
+from export.head import build_head
+from export.options import DTYPES, BuildOptions
+from export.pipeline import DerivedGraph, derive
+from export.ports import Layout
+from export.staging import stage
+from export.weight_file import StoredTensor, write_weights
+from passes.streamed import StreamedTensor, cast, from_array
+
+__all__ = ["Model", "Progress", "build"]
+
+WEIGHT_FILE = "weights.safetensors"
+Progress = Callable[[str, int, int], None]
+"""``(what, done, total)``, called often enough to draw a bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What a source gives to a build."""
+
+    spec: ModelSpec
+    weights: Mapping[str, StreamedTensor]
+    """By canonical name; every one is used or the build fails naming it."""
+    source: Source
+    eos_token_ids: tuple[int, ...]
+    files: Mapping[str, Path]
+    """Files that travel along as they are (tokenizer, chat template)."""
+
+
+def build(
+    model: Model,
+    output: Path,
+    options: BuildOptions,
+    *,
+    force: bool = False,
+    run_check: bool = True,
+    progress: Progress = lambda what, done, total: None,
+) -> Manifest:
+    """Write the artifact of `model` to `output`.
+
+    Args:
+        model: Spec and weights.
+        output: The artifact's folder; an existing artifact is replaced only with `force`.
+        options: Sizes and target.
+        force: Replace an existing artifact, once the new one is complete.
+        run_check: Run the new artifact before it is put in place.
+        progress: Told how far the build is.
+
+    Raises:
+        ExportError: What cannot be built, or what a check found; nothing is left behind.
+    """
+    options = options.with_head_of(model.spec)
+    layout = Layout(model.spec, options)
+    graphs = _graphs(model, options, layout, progress)
+    with stage(output, force=force) as folder:
+        weights = _write_weights(model, graphs, folder, progress)
+        manifest = Manifest(
+            producer=PRODUCER,
+            spec=model.spec,
+            target=options.target,
+            k=options.k,
+            capacity=options.capacity,
+            cache_rows=options.cache_rows,
+            prefill_rows=options.prefill_rows,
+            eos_token_ids=model.eos_token_ids,
+            buffers=layout.buffers(),
+            graphs=_write_graphs(graphs, weights, folder, progress),
+            weights=weights,
+            files={name: _copy(path, folder / name) for name, path in model.files.items()},
+            source=model.source,
+        )
+        manifest.write(folder)
+        progress("check files", 0, 1)
+        _require_clean(check_artifact(folder, digests=False))
+        if run_check:
+            from runtime.check import check_run
+
+            progress("check run", 0, 1)
+            _require_clean(check_run(folder))
+    return manifest
+
+
+def _graphs(
+    model: Model, options: BuildOptions, layout: Layout, progress: Progress
+) -> Mapping[str, DerivedGraph]:
+    dtype, rows = options.dtype, options.cache_rows
+    target = build_target(model.spec, dtype=dtype, cache_rows=rows)
+    head = build_head(model.spec, dtype=dtype, cache_rows=rows) if options.k else None
+    for canonical in (target, head):
+        if canonical is not None:
+            _attach(canonical, model.weights)
+    used = {
+        name
+        for canonical in (target, head)
+        if canonical is not None
+        for name in canonical.graph.initializers
+    }
+    unused = [name for name in model.weights if name not in used and _wanted(name, options)]
+    if unused:
+        raise BuildError(
+            f"{len(unused)} weights of the source have no place in the graphs: "
+            + ", ".join(unused[:5])
+        )
+    done = 0
+
+    def on_pass(graph: str, name: str) -> None:
+        nonlocal done
+        done += 1
+        progress(f"{graph}: {name}", done, 0)
+
+    return derive(target, head, options, layout=layout, on_pass=on_pass)
+
+
+def _wanted(name: str, options: BuildOptions) -> bool:
+    return options.k > 0 or not name.startswith("head.")
+
+
+def _attach(model: ir.Model, weights: Mapping[str, StreamedTensor]) -> None:
+    """Give every open initializer of a canonical model its weight, in the graph's dtype."""
+    for name, value in model.graph.initializers.items():
+        if value.const_value is not None:
+            continue
+        assert value.shape is not None and value.dtype is not None
+        weight = weights.get(name)
+        if weight is None:
+            raise BuildError(f"weight {name!r} {value.shape} is not in the source")
+        if weight.shape != value.shape:
+            raise BuildError(
+                f"weight {name!r} is {weight.shape}, the graph takes {value.shape}"
+            )
+        value.const_value = cast(weight, value.dtype).renamed(name)
+
+
+def _write_weights(
+    model: Model, graphs: Mapping[str, DerivedGraph], folder: Path, progress: Progress
+) -> Weights:
+    """Every weight of every graph, once; small constants stay inside the graphs."""
+    tensors: dict[str, StoredTensor] = {}
+    for graph in graphs.values():
+        for name, value in graph.model.graph.initializers.items():
+            if name in model.weights or name.startswith("rotary."):
+                tensors.setdefault(name, _stored(value.const_value))
+    return write_weights(
+        folder / WEIGHT_FILE,
+        tensors,
+        on_progress=lambda done, total: progress("write weights", done, total),
+    )
+
+
+def _stored(value: ir.TensorProtocol | None) -> StoredTensor:
+    """A value that can be streamed; what is held in memory counts as one block."""
+    if isinstance(value, StreamedTensor):
+        return value
+    assert value is not None
+    return from_array(value.numpy(), value.name)
+
+
+def _write_graphs(
+    graphs: Mapping[str, DerivedGraph],
+    weights: Weights,
+    folder: Path,
+    progress: Progress,
+) -> dict[str, Graph]:
+    written: dict[str, Graph] = {}
+    for name, derived in graphs.items():
+        progress(f"write {name}", len(written), len(graphs))
+        model, file = derived.model, f"{name}.onnx"
+        for key, value in model.graph.initializers.items():
+            if key in weights.tensors:
+                value.const_value = _reference(key, weights.tensors[key], folder)
+        ir.save(model, folder / file)
+        written[name] = Graph(
+            file=file,
+            sha256=_sha256(folder / file),
+            rows=derived.rows,
+            inputs=derived.inputs,
+            outputs=derived.outputs,
+            passes=derived.passes,
+        )
+    return written
+
+
+def _reference(name: str, tensor: WeightTensor, folder: Path) -> ir.ExternalTensor:
+    return ir.ExternalTensor(
+        WEIGHT_FILE,
+        tensor.offset,
+        tensor.length,
+        DTYPES[tensor.dtype],
+        shape=ir.Shape(tensor.shape),
+        name=name,
+        base_dir=folder,
+    )
+
+
+def _copy(source: Path, to: Path) -> str:
+    shutil.copyfile(source, to)
+    return _sha256(to)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _require_clean(findings: list[Finding]) -> None:
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        first = errors[0]
+        raise BuildError(
+            f"the new artifact fails its own check ({len(errors)} findings), so it was not "
+            f"put in place. First: {first.code} at {first.place}: {first.message}"
+        )
