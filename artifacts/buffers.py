@@ -1,49 +1,67 @@
-"""The buffers of every artifact of a spec: graphs are bound to them, a run counts on them."""
+"""The buffers of every artifact of a spec: graphs are bound to them, a run counts on them.
+
+On the CPU each state has a buffer of its own. On CUDA the states of all L Gated DeltaNet
+layers lie in one buffer a kind, so that one kernel commits them:
+
+    target.recurrent [M-1+L, Hv, dk, dv]     slot M-1+g is the state of the g-th such layer
+    rows.recurrent [L, M, Hv, dk, dv]        the states after each row of a verify
+
+and the same with ``conv``.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from artifacts.manifest import Buffer, Manifest
-from artifacts.spec import LayerKind
+from artifacts.spec import GdnSpec, LayerKind
 
-__all__ = ["contract_buffers", "state_buffers"]
+__all__ = ["State", "contract_buffers", "states"]
 
 
-def state_buffers(manifest: Manifest) -> dict[str, Buffer]:
-    """Caches and states that the spec demands, as buffers.
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a layer keeps from row to row: where it lies."""
 
-    The keys are ``target.{i}.key`` and ``.value`` of attention layers, ``.conv`` and
-    ``.recurrent`` of GDN layers, ``head.0.key`` and ``.value`` of a head. On CUDA the states
-    of all L GDN layers lie together: ``target.conv`` and ``target.recurrent`` with M - 1
-    slots in front, and ``rows.conv`` and ``rows.recurrent`` for the M rows of a verify.
+    owner: str
+    """``target`` or ``head``."""
+    buffer: str
+    offset: int
+    """Elements of the buffer before it."""
+    shape: tuple[int, ...]
+    """Without the batch axis for states that share a buffer."""
+
+    @property
+    def end(self) -> int:
+        """Elements of the buffer up to its last one."""
+        return self.offset + math.prod(self.shape)
+
+
+def states(manifest: Manifest) -> dict[str, State]:
+    """Every cache and state that the spec demands.
+
+    The names are ``target.{i}.key`` and ``.value`` of attention layers, ``.conv`` and
+    ``.recurrent`` of GDN layers, ``head.0.key`` and ``.value`` of a head.
     """
-    spec, dtype = manifest.spec, manifest.target.dtype
-    attention, gdn = spec.attention, spec.gdn
-    cache = Buffer(dtype, (1, attention.kv_heads, manifest.cache_rows, attention.head_dim))
-    found: dict[str, Buffer] = {}
-    for i in spec.layers_of(LayerKind.ATTENTION):
-        found |= {f"target.{i}.key": cache, f"target.{i}.value": cache}
-    layers, rows = spec.layers_of(LayerKind.GDN), manifest.rows
-    for kind in ("conv", "recurrent") if gdn is not None and layers else ():
-        assert gdn is not None
-        state = (
-            (gdn.conv_kernel - 1, gdn.conv_dim)
-            if kind == "conv"
-            else (gdn.value_heads, gdn.key_dim, gdn.value_dim)
-        )
-        type_ = dtype if kind == "conv" else "float32"
-        if manifest.target.provider != "cuda":
-            found |= {f"target.{i}.{kind}": Buffer(type_, (1, *state)) for i in layers}
-            continue
-        found[f"target.{kind}"] = Buffer(type_, (rows - 1 + len(layers), *state))
-        if manifest.k:
-            found[f"rows.{kind}"] = Buffer(type_, (len(layers), rows, *state))
-    if manifest.k:
-        found |= {"head.0.key": cache, "head.0.value": cache}
+    spec, found = manifest.spec, {}
+    caches = [f"target.{i}" for i in spec.layers_of(LayerKind.ATTENTION)]
+    for layer in [*caches, "head.0"] if manifest.k else caches:
+        for name in (f"{layer}.key", f"{layer}.value"):
+            found[name] = State(layer.partition(".")[0], name, 0, _cache(manifest))
+    for kind, shape in _gdn_shapes(spec.gdn).items():
+        for g, i in enumerate(spec.layers_of(LayerKind.GDN)):
+            name = f"target.{i}.{kind}"
+            if manifest.target.provider == "cuda":
+                offset = (manifest.rows - 1 + g) * math.prod(shape)
+                found[name] = State("target", f"target.{kind}", offset, shape)
+            else:
+                found[name] = State("target", name, 0, (1, *shape))
     return found
 
 
 def contract_buffers(manifest: Manifest) -> dict[str, Buffer]:
-    """Every buffer that a runner counts on, `state_buffers` included."""
+    """Every buffer that a runner counts on, those of all states included."""
     rows, spec, dtype = manifest.rows, manifest.spec, manifest.target.dtype
     found = {
         "ids": Buffer("int64", (1, rows)),
@@ -58,4 +76,29 @@ def contract_buffers(manifest: Manifest) -> dict[str, Buffer]:
     if manifest.k:
         found["draft_count"] = Buffer("int32", (1,))
         found["prompt_next"] = Buffer("int64", (1, manifest.prefill_rows))
-    return found | state_buffers(manifest)
+    for name, state in states(manifest).items():
+        kind = name.rpartition(".")[2]
+        if state.buffer == name:
+            found[name] = Buffer("float32" if kind == "recurrent" else dtype, state.shape)
+    if manifest.target.provider == "cuda" and spec.layers_of(LayerKind.GDN):
+        layers = len(spec.layers_of(LayerKind.GDN))
+        for kind, shape in _gdn_shapes(spec.gdn).items():
+            stored = "float32" if kind == "recurrent" else dtype
+            found[f"target.{kind}"] = Buffer(stored, (rows - 1 + layers, *shape))
+            if manifest.k:
+                found[f"rows.{kind}"] = Buffer(stored, (layers, rows, *shape))
+    return found
+
+
+def _cache(manifest: Manifest) -> tuple[int, ...]:
+    attention = manifest.spec.attention
+    return 1, attention.kv_heads, manifest.cache_rows, attention.head_dim
+
+
+def _gdn_shapes(gdn: GdnSpec | None) -> dict[str, tuple[int, ...]]:
+    if gdn is None:
+        return {}
+    return {
+        "conv": (gdn.conv_kernel - 1, gdn.conv_dim),
+        "recurrent": (gdn.value_heads, gdn.key_dim, gdn.value_dim),
+    }

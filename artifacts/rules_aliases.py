@@ -6,7 +6,6 @@ writer of the one before a reader of the other. So the graph itself must order t
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,8 +18,13 @@ from artifacts.rule import Case, Fault, Rule
 
 __all__ = ["ALIAS_RULES", "Flow"]
 
-VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+SAME_MEMORY = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """Operators whose output ONNX Runtime leaves in the memory of their first input."""
+SHAPE_READERS = frozenset({"Shape", "Size"})
+"""Operators that read no element."""
+APPENDS = "GroupQueryAttention"
+"""Adds rows to a cache and leaves those that lie there: in a chain of them each finds in the
+first one's input what the ones before it wrote."""
 
 
 class Flow:
@@ -47,9 +51,11 @@ class Flow:
         values, seen = [value], {value}
         while values:
             for i in self._readers.get(values.pop(), ()):
-                found.add(i)
                 node = self.nodes[i]
-                if node.op_type in VIEWS and (seen | until).isdisjoint(node.output):
+                if node.op_type in SHAPE_READERS:
+                    continue
+                found.add(i)
+                if node.op_type in SAME_MEMORY and (seen | until).isdisjoint(node.output):
                     values += node.output
                     seen.update(node.output)
         return found
@@ -89,10 +95,12 @@ def _aliases(case: Case) -> Iterator[Fault]:
     for name, graph in manifest.graphs.items():
         for port in (*graph.inputs, *graph.outputs):
             yield from _fit(name, port, manifest)
-        yield from _shapes(name, graph)
+        for output, given in graph.aliases():
+            yield from _same_rows(name, output, given)
         if name in models:
             flow = Flow(models[name].graph)
-            yield from _order(name, graph, flow)
+            for buffer in {port.buffer: None for port in graph.outputs}:
+                yield from _Shared(name, graph, buffer, flow).faults()
 
 
 def _fit(graph: str, port: Port, manifest: Manifest) -> Iterator[Fault]:
@@ -113,85 +121,70 @@ def _fit(graph: str, port: Port, manifest: Manifest) -> Iterator[Fault]:
         )
 
 
-def _shapes(name: str, graph: Graph) -> Iterator[Fault]:
-    for output, given in graph.aliases():
-        if not _covers(given.shape, output.shape):
-            yield Fault(
-                f"{name}:{output.name}",
-                f"{output.name} is {list(output.shape)} and updates {given.name}, "
-                f"{list(given.shape)}, in place; it must be of that shape, or fewer rows "
-                "(axis 1) of it",
-            )
+def _same_rows(graph: str, output: Port, given: Port) -> Iterator[Fault]:
+    """Ports of one rank, one over the other, are runs of the same rows (axes from 2 on)."""
+    if len(output.shape) == len(given.shape) and output.shape[2:] != given.shape[2:]:
+        yield Fault(
+            f"{graph}:{output.name}",
+            f"{output.name} is {list(output.shape)} and lies over {given.name}, "
+            f"{list(given.shape)}; rows of both must be alike",
+        )
 
 
-def _covers(given: tuple[int | str, ...], output: tuple[int | str, ...]) -> bool:
-    if given == output or given[:1] != (1,) or output[:1] != (1,):
-        return True  # the states of all layers, written together, or a window over them
-    if len(given) != len(output) or len(given) < 2:
-        return False
-    rows, written = given[1], output[1]
-    fewer = isinstance(written, int) and (isinstance(rows, str) or written <= rows)
-    return fewer and given[2:] == output[2:]
+class _Shared:
+    """The ports of one graph on one buffer: what it holds, and in which order."""
 
+    def __init__(self, name: str, graph: Graph, buffer: str, flow: Flow) -> None:
+        self._name, self._buffer, self._flow = name, buffer, flow
+        self._inputs = [port for port in graph.inputs if port.buffer == buffer]
+        outputs = [port for port in graph.outputs if port.buffer == buffer]
+        self._until = {port.name for port in outputs}
+        writers = ((flow.writer(port.name), port) for port in outputs)
+        written = [(flow.before(i), i, port) for i, port in writers if i is not None]
+        self._written = sorted(written, key=lambda entry: len(entry[0]))  # by what waits
+        self._appending = {i for _, i, _ in written if flow.nodes[i].op_type == APPENDS}
 
-def _order(name: str, graph: Graph, flow: Flow) -> Iterator[Fault]:
-    """Each value in shared memory is read before the next one is written there."""
-    outputs = {port.name for port in graph.outputs}
-    aliases = graph.aliases()
-    for output, port in aliases:
-        writer = flow.writer(output.name)
-        if writer is None:
-            continue
-        before = flow.before(writer) | {writer}
-        for reader in sorted(flow.readers(port.name, outputs)):
-            late = writer in flow.before(reader)
-            if port.view or (late and _appends(reader, port, aliases, flow)):
-                in_order = late
-            else:
-                in_order = reader in before
-            if not in_order:
-                yield Fault(
-                    f"{name}:{flow.shown(reader)}:{port.name}",
-                    f"{flow.shown(reader)} reads {port.name}, and nothing makes it run "
-                    f"{'after' if port.view else 'before'} {flow.shown(writer)} writes "
-                    f"{output.name} over it in {output.buffer}",
-                )
-    yield from _chain(name, graph, flow)
+    def faults(self) -> Iterator[Fault]:
+        for index, (before, writer, output) in enumerate(self._written):
+            held = [port for port in self._inputs if not port.view]
+            earlier = {port.name: i for _, i, port in self._written[:index]}
+            held += [port for _, _, port in self._written[:index]]
+            for _, port in overlaps(tuple(held), (output,)):
+                maker = earlier.get(port.name)
+                if maker is not None and maker not in before:
+                    yield self._unordered(maker, port, writer, output)
+                late = self._flow.readers(port.name, self._until) - before - {writer}
+                for reader in sorted(late - self._appending):
+                    yield self._late(reader, port, writer, output)
+            views = tuple(port for port in self._inputs if port.view)
+            for _, view in overlaps(views, (output,)):
+                for reader in sorted(self._flow.readers(view.name, self._until)):
+                    if writer not in self._flow.before(reader):
+                        yield self._early(reader, view, writer, output)
 
+    def _unordered(self, maker: int, port: Port, writer: int, output: Port) -> Fault:
+        first, second = self._flow.shown(maker), self._flow.shown(writer)
+        return Fault(
+            f"{self._name}:{second}:{output.name}",
+            f"{port.name} and {output.name} are both written to {self._buffer}, and nothing "
+            f"makes {first} run before {second}",
+        )
 
-def _appends(
-    reader: int, port: Port, aliases: tuple[tuple[Port, Port], ...], flow: Flow
-) -> bool:
-    """Whether `reader` is an attention node that itself adds rows to the cache it reads."""
-    writes = {flow.writer(output.name) for output, given in aliases if given is port}
-    return flow.nodes[reader].op_type == "GroupQueryAttention" and reader in writes
+    def _late(self, reader: int, port: Port, writer: int, output: Port) -> Fault:
+        first, second = self._flow.shown(reader), self._flow.shown(writer)
+        return Fault(
+            f"{self._name}:{first}:{port.name}",
+            f"{first} reads {port.name}, and nothing makes it run before {second} writes "
+            f"{output.name} over it in {self._buffer}",
+        )
 
-
-def _chain(name: str, graph: Graph, flow: Flow) -> Iterator[Fault]:
-    """Several outputs over the same memory are written one after the other."""
-    outputs = {port.name for port in graph.outputs}
-    for first, second in itertools.combinations(graph.outputs, 2):
-        if first.buffer != second.buffer or not overlaps((first,), (second,)):
-            continue
-        one, other = flow.writer(first.name), flow.writer(second.name)
-        if one is None or other is None:
-            continue
-        early, late, made = one, other, first
-        if other in flow.before(one):
-            early, late, made = other, one, second
-        before = flow.before(late) | {late}
-        if early == late or early not in before:
-            yield Fault(
-                f"{name}:{flow.shown(late)}:{second.name}",
-                f"{first.name} and {second.name} are both written to {first.buffer}, and "
-                f"nothing makes {flow.shown(early)} run before {flow.shown(late)}",
-            )
-        for reader in sorted(flow.readers(made.name, outputs) - before):
-            yield Fault(
-                f"{name}:{flow.shown(reader)}:{made.name}",
-                f"{flow.shown(reader)} reads {made.name}, and nothing makes it run before "
-                f"{flow.shown(late)} writes over it in {first.buffer}",
-            )
+    def _early(self, reader: int, view: Port, writer: int, output: Port) -> Fault:
+        second, first = self._flow.shown(reader), self._flow.shown(writer)
+        return Fault(
+            f"{self._name}:{second}:{view.name}",
+            f"{second} reads {view.name}, a view of {self._buffer}, and nothing makes it run "
+            f"after {first} writes {output.name} there",
+        )
 
 
 ALIAS_RULES = (
@@ -203,7 +196,8 @@ ALIAS_RULES = (
             "An output bound onto an input's buffer overwrites it. ONNX Runtime does not see "
             "that, so every node that reads the old value must be the writer itself or one "
             "that the writer waits for. Of several outputs on one buffer (the caches of a "
-            "draft's guesses), each must wait for the one before."
+            "draft's guesses), each must wait for the one before. An input that the manifest "
+            "calls a view is the opposite: its readers wait for every writer there."
         ),
         remedy="build the artifact again; a pass must order the readers before the writer",
         run=_aliases,

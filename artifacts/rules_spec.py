@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from artifacts.buffers import contract_buffers, state_buffers
+from artifacts.buffers import State, contract_buffers, states
 from artifacts.findings import Severity
-from artifacts.manifest import MANIFEST, Buffer, Manifest
+from artifacts.manifest import MANIFEST, Buffer, Manifest, Port
 from artifacts.rule import Case, Fault, Rule
 from artifacts.spec import LayerKind
 from artifacts.weight_header import ITEM_BYTES
 
 __all__ = ["SIZES_RULE", "SPEC_RULES"]
 
+FORWARDS = {"target": ("prefill", "decode", "verify"), "head": ("prefill", "draft")}
+"""Owner of a state -> graphs that read and write it."""
 MAX_RANK = 8
 """Axes of a tensor; ONNX Runtime's kernels take no more."""
 MAX_LAYERS = 4096
@@ -85,37 +87,32 @@ def _shown(buffer: Buffer) -> str:
 
 
 def _states(manifest: Manifest) -> Iterator[Fault]:
-    """Every state enters and leaves each target forward, whole."""
-    states = state_buffers(manifest)
-    for name, graph in manifest.graphs.items():
-        for kind, ports in (("input", graph.inputs), ("output", graph.outputs)):
-            for port in ports:
-                if _shared_by_layers(port.buffer):
-                    continue  # a port covers the slots of one layer, or of all
-                if port.buffer in states and port.shape != states[port.buffer].shape:
+    """Every state enters and leaves each forward that needs it, whole."""
+    for name, state in states(manifest).items():
+        for graph in FORWARDS[state.owner]:
+            if graph not in manifest.graphs:
+                continue  # another rule says so
+            ports = manifest.graphs[graph]
+            for kind, given in (("input", ports.inputs), ("output", ports.outputs)):
+                bound = [port for port in given if port.buffer == state.buffer]
+                if not any(_holds(port, state) for port in bound):
                     yield Fault(
-                        f"{name}:{port.name}",
-                        f"{port.name} is {list(port.shape)}; it must be all of {port.buffer}, "
-                        f"{list(states[port.buffer].shape)}",
+                        f"{graph}:{name}",
+                        f"{graph} has no {kind} bound to {name}, elements {state.offset} to "
+                        f"{state.end} of {state.buffer}",
                     )
-            bound = {port.buffer for port in ports}
-            for state in states:
-                if _carries(name, state, manifest) and state not in bound:
-                    yield Fault(f"{name}:{state}", f"{name} has no {kind} bound to {state}")
+                for port in bound:
+                    if state.buffer == name and port.shape != state.shape:
+                        yield Fault(
+                            f"{graph}:{port.name}",
+                            f"{port.name} is {list(port.shape)}; it must be all of {name}, "
+                            f"{list(state.shape)}",
+                        )
 
 
-def _shared_by_layers(buffer: str) -> bool:
-    """Whether the states of all layers lie in `buffer`, as they do on CUDA."""
-    return buffer in ("target.conv", "target.recurrent", "rows.conv", "rows.recurrent")
-
-
-def _carries(graph: str, state: str, manifest: Manifest) -> bool:
-    """Whether `graph` must read and write `state`."""
-    if state.startswith("rows."):
-        return graph == "verify"
-    if state.startswith("head."):
-        return graph in ("prefill", "draft")
-    return graph in ("prefill", "decode", "verify")
+def _holds(port: Port, state: State) -> bool:
+    start, end = port.span()
+    return start <= state.offset and state.end <= end
 
 
 SIZES_RULE = Rule(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,13 @@ BUFFERS = {
     "head.0.key": Buffer("float32", CACHE),
     "head.0.value": Buffer("float32", CACHE),
 }
+ON_CUDA = {
+    "target.conv": Buffer("float32", (M, *CONV[1:])),
+    "target.recurrent": Buffer("float32", (M, *RECURRENT[1:])),
+    "rows.conv": Buffer("float32", (1, M, *CONV[1:])),
+    "rows.recurrent": Buffer("float32", (1, M, *RECURRENT[1:])),
+}
+"""In the place of the states of layer 0, where those of all layers lie in one buffer."""
 
 
 def arrays() -> dict[str, np.ndarray[Any, Any]]:
@@ -102,16 +110,12 @@ class Sketch:
         self.constants: list[TensorProto] = []
         self.values: list[onnx.ValueInfoProto] = []
 
-    def take(self, name: str, buffer: str, *shape: int | str) -> str:
-        self.inputs.append(
-            Port(name, buffer, BUFFERS[buffer].dtype, shape or BUFFERS[buffer].shape)
-        )
+    def take(self, name: str, buffer: str, *shape: int | str, **more: Any) -> str:
+        self.inputs.append(_port(name, buffer, shape, more))
         return name
 
-    def give(self, name: str, buffer: str, *shape: int | str) -> str:
-        self.outputs.append(
-            Port(name, buffer, BUFFERS[buffer].dtype, shape or BUFFERS[buffer].shape)
-        )
+    def give(self, name: str, buffer: str, *shape: int | str, **more: Any) -> str:
+        self.outputs.append(_port(name, buffer, shape, more))
         return name
 
     def op(self, kind: str, inputs: list[str], outputs: list[str], **attributes: Any) -> str:
@@ -145,6 +149,11 @@ class Sketch:
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+def _port(name: str, buffer: str, shape: tuple[int | str, ...], more: dict[str, Any]) -> Port:
+    whole = (BUFFERS | ON_CUDA)[buffer]
+    return Port(name, buffer, whole.dtype, shape or whole.shape, **more)
+
+
 def weight_references() -> list[TensorProto]:
     found = []
     for name, place in plan({n: from_array(a) for n, a in arrays().items()})[1].items():
@@ -157,7 +166,7 @@ def weight_references() -> list[TensorProto]:
     return found
 
 
-def target(rows: int | None) -> Sketch:
+def target(rows: int | None, provider: str) -> Sketch:
     """`prefill` (rows None), `decode` (1) or `verify` (M)."""
     g, out = Sketch(), rows or 1
     size: int | str = rows or "S"
@@ -188,10 +197,15 @@ def target(rows: int | None) -> Sketch:
     g.op("Concat", ["accepted", "next_length_64", "best_flat", "best_flat"],
          [g.give("result", "result", 2 * out + 2)], axis=0)  # fmt: skip
 
-    states = ["target.0.conv", "target.0.recurrent", "target.1.key", "target.1.value"]
+    states = ["target.1.key", "target.1.value"]
     if rows is None:
         states += ["head.0.key", "head.0.value"]
     step = g.constant("step", np.float32(1))
+    if provider == "cpu":
+        states = ["target.0.conv", "target.0.recurrent", *states]
+    else:
+        joined(g, "conv", CONV, rows)
+        joined(g, "recurrent", RECURRENT, rows)
     for state in states:
         prefix = "head." if state.startswith("head") else ""
         tail = state.split(".", 1)[1]
@@ -199,6 +213,26 @@ def target(rows: int | None) -> Sketch:
         present = g.give(f"{prefix}present.{tail}", state)
         g.op("Add", [past, step], [present], name=f"update {state}")
     return g
+
+
+def joined(g: Sketch, kind: str, shape: tuple[int, ...], rows: int | None) -> None:
+    """The state of layer 0 at its slot of a shared buffer; a verify picks a row's state."""
+    at = (M - 1) * math.prod(shape)
+    if rows != M:
+        past = g.take(f"past.0.{kind}", f"target.{kind}", *shape, offset=at)
+        present = g.give(f"present.0.{kind}", f"target.{kind}", *shape, offset=at)
+        g.op("Add", [past, "step"], [present], name=f"update {kind}")
+        return
+    window = (1, M, *shape[1:])
+    past = g.take(f"past.0.{kind}", f"target.{kind}", *window)
+    written = g.give(f"rows.0.{kind}", f"rows.{kind}")
+    g.op("Add", [past, "step"], [written], name=f"scan {kind}")
+    view = g.take(f"rows.{kind}", f"rows.{kind}", view=True)
+    g.op("ReduceMax", [written], [f"max.{kind}"], keepdims=0)
+    g.op("Cast", [f"max.{kind}"], [f"whole.{kind}"], to=TensorProto.INT64)
+    g.op("Mul", [f"whole.{kind}", "accepted"], [f"picked.{kind}"], name=f"pick {kind}")
+    present = g.give(f"present.{kind}", f"target.{kind}", 1, 1, *shape[1:], offset=at)
+    g.op("Gather", [view, f"picked.{kind}"], [present], axis=1, name=f"commit {kind}")
 
 
 def draft() -> Sketch:
@@ -220,13 +254,18 @@ def draft() -> Sketch:
     return g
 
 
-def write_sample(folder: Path) -> Manifest:
+def write_sample(folder: Path, provider: str = "cpu") -> Manifest:
     """Write the artifact into an empty `folder`."""
     weights: Weights = write_weights(
         folder / WEIGHTS, {name: from_array(array) for name, array in arrays().items()}
     )
-    sketches = {"prefill": target(None), "decode": target(1), "verify": target(M)}
+    rows = {"prefill": None, "decode": 1, "verify": M}
+    sketches = {name: target(count, provider) for name, count in rows.items()}
     sketches["draft"] = draft()
+    buffers = dict(BUFFERS)
+    if provider == "cuda":
+        del buffers["target.0.conv"], buffers["target.0.recurrent"]
+        buffers |= ON_CUDA
     graphs = {}
     for name, sketch in sketches.items():
         data = sketch.model(name).SerializeToString()
@@ -243,13 +282,13 @@ def write_sample(folder: Path) -> Manifest:
     manifest = Manifest(
         producer="onnx-mtp 0",
         spec=SPEC,
-        target=Target("cpu", "float32"),
+        target=Target(provider, "float32"),
         k=K,
         capacity=CAPACITY,
         cache_rows=C,
         prefill_rows=PREFILL_ROWS,
         eos_token_ids=(0,),
-        buffers=BUFFERS,
+        buffers=buffers,
         graphs=graphs,
         weights=weights,
         files={"tokenizer.json": hashlib.sha256(b"{}").hexdigest()},

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from artifacts import Finding, Manifest, Severity, graph_file, rules
-from artifacts.buffers import contract_buffers, state_buffers
+from artifacts.buffers import contract_buffers, states
 from artifacts.graph_file import read_graph, stored_tensors
 from artifacts.rules import RULES, check_artifact
 
@@ -385,7 +385,11 @@ CASES: list[tuple[str, Plant, str]] = [
         edited("graphs/verify/outputs/0/shape", [1, M + 1, 8]),
         r"hidden is up to \[1, 4, 8\] from element 0 on, more than its buffer hidden",
     ),
-    ("graphs.aliases", edited("prefill_rows", 6), "input_ids is up to .1, 6. from element 0"),
+    (
+        "graphs.aliases",
+        edited("prefill_rows", 6),
+        "input_ids is up to .1, 6. from element 0 on",
+    ),
     (
         "graphs.aliases",
         edited("buffers/ids/dtype", "int32"),
@@ -393,8 +397,8 @@ CASES: list[tuple[str, Plant, str]] = [
     ),
     (
         "graphs.aliases",
-        edited("graphs/decode/outputs/3/shape", [1, 2]),
-        "next_token is .1, 2. and updates input_ids, .1, 1., in place",
+        edited("graphs/decode/outputs/7/shape", [1, 3, 8]),
+        r"present.0.conv is \[1, 3, 8\] and lies over past.0.conv, \[1, 3, 16\]; rows of both",
     ),
     (
         "graphs.aliases",
@@ -582,10 +586,85 @@ def test_tensors_of_subgraphs_and_attributes_are_found(artifact: Path) -> None:
     assert found["embed"].is_initializer and not found["yes"].external
 
 
-def test_buffers_of_the_contract_are_those_of_the_sample(sample: Path) -> None:
-    manifest = Manifest.read(sample)
+@pytest.mark.parametrize("provider", ["cpu", "cuda"])
+def test_buffers_of_the_contract_are_those_of_the_sample(
+    tmp_path: Path, provider: str
+) -> None:
+    manifest = write_sample(tmp_path, provider)
     assert contract_buffers(manifest) == manifest.buffers
-    assert set(state_buffers(manifest)) == {n for n in manifest.buffers if "." in n}
+    assert {state.buffer for state in states(manifest).values()} == {
+        name for name in manifest.buffers if name.startswith(("target.", "head."))
+    }
+
+
+@pytest.fixture
+def on_cuda(tmp_path: Path) -> Path:
+    write_sample(tmp_path, "cuda")
+    return tmp_path
+
+
+def test_states_of_all_layers_may_lie_in_one_buffer(on_cuda: Path) -> None:
+    assert check_artifact(on_cuda) == []
+
+
+def test_a_state_at_another_slot_is_found(on_cuda: Path) -> None:
+    edited("graphs/decode/inputs/2/offset", 32)(on_cuda)
+    (finding,) = check_artifact(on_cuda)
+    assert finding.code == "manifest.spec"
+    assert finding.message == (
+        "decode has no input bound to target.0.conv, elements 96 to 144 of target.conv"
+    )
+
+
+def test_a_port_that_begins_too_late_in_its_buffer_is_found(on_cuda: Path) -> None:
+    edited("graphs/decode/outputs/7/offset", 97)(on_cuda)
+    told = [f.message for f in check_artifact(on_cuda) if f.code == "graphs.aliases"]
+    assert told == [
+        "present.0.conv is up to [1, 3, 16] from element 97 on, more than its buffer "
+        "target.conv of [3, 3, 16]"
+    ]
+
+
+def test_a_view_that_is_read_before_it_is_written_is_found(on_cuda: Path) -> None:
+    def pick_without_waiting(graph: onnx.GraphProto) -> None:
+        node_named(graph, "commit conv").input[1] = "accepted"
+
+    edit_graph(on_cuda, "verify", pick_without_waiting)
+    told = [f.message for f in check_artifact(on_cuda) if f.code == "graphs.aliases"]
+    assert (
+        "commit conv(Gather) reads rows.conv, a view of rows.conv, and nothing makes it run "
+        "after scan conv(Add) writes rows.0.conv there"
+    ) in told
+
+
+def test_a_commit_over_windows_still_read_is_found(on_cuda: Path) -> None:
+    def read_late(graph: onnx.GraphProto) -> None:
+        graph.node.append(helper.make_node("Neg", ["past.0.conv"], ["late"], name="late"))
+
+    edit_graph(on_cuda, "verify", read_late)
+    (finding,) = check_artifact(on_cuda)
+    assert finding.message.startswith("late(Neg) reads past.0.conv, and nothing makes it run")
+
+
+def test_later_guesses_may_read_the_first_ones_cache_once_they_wait(artifact: Path) -> None:
+    """Attention appends: in the same memory it finds what the attention before it wrote."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        for i in (1, 2):
+            node = node_named(graph, f"attention_{i}")
+            node.input[0] = f"attended_{i - 1}"
+            node.input[3], node.input[4] = "head.past.0.key", "head.past.0.value"
+
+    edit_graph(artifact, "draft", change)
+    assert check_artifact(artifact) == []
+
+
+def test_a_reader_of_the_shape_alone_may_come_late(artifact: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        graph.node.append(helper.make_node("Shape", ["past.0.conv"], ["sizes"], name="sizes"))
+
+    edit_graph(artifact, "verify", change)
+    assert check_artifact(artifact) == []
 
 
 def test_the_artifacts_room_itself_loads_no_onnx() -> None:
