@@ -255,10 +255,12 @@ class Target:
     """``cpu`` or ``cuda``."""
     dtype: str
     """Of activations and caches; the recurrent state is float32 everywhere."""
+    weights: str = "dense"
+    """``dense``: matrices in `dtype`; ``int4``: four bits, 32 weights a scale."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {"provider": self.provider, "dtype": self.dtype}
+        return {"provider": self.provider, "dtype": self.dtype, "weights": self.weights}
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
@@ -266,6 +268,7 @@ class Target:
         return cls(
             fields.one_of("provider", ("cpu", "cuda")),
             fields.one_of("dtype", ("float32", "float16", "bfloat16")),
+            fields.one_of("weights", ("dense", "int4")) if "weights" in fields else "dense",
         )
 
 

@@ -6,6 +6,7 @@ both checks have passed, so an interrupted build leaves nothing that loads.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -29,16 +30,20 @@ from artifacts.version import PRODUCER
 from export.decoder import build_target
 from export.errors import BuildError
 from export.head import build_head
-from export.options import DTYPES, BuildOptions
+from export.options import BuildOptions
 from export.pipeline import DerivedGraph, derive
 from export.ports import Layout
+from export.quantisers import pack_rtn
 from export.staging import stage
 from export.weight_file import StoredTensor, write_weights
+from passes.quantise import Pack, QuantisePass
 from passes.streamed import StreamedTensor, cast, from_array
 
 __all__ = ["Model", "Progress", "build"]
 
 WEIGHT_FILE = "weights.safetensors"
+LARGE = ("rotary.cos", "rotary.sin")
+"""Tables that go into the weight file too; other constants stay inside the graphs."""
 Progress = Callable[[str, int, int], None]
 """``(what, done, total)``, called often enough to draw a bar."""
 
@@ -54,6 +59,8 @@ class Model:
     eos_token_ids: tuple[int, ...]
     files: Mapping[str, Path]
     """Files that travel along as they are (tokenizer, chat template)."""
+    pack: Pack = pack_rtn
+    """How a matrix is put into four bits, where that is asked."""
 
 
 def build(
@@ -82,7 +89,7 @@ def build(
     layout = Layout(model.spec, options)
     graphs = _graphs(model, options, layout, progress)
     with stage(output, force=force) as folder:
-        weights = _write_weights(model, graphs, folder, progress)
+        weights = _write_weights(graphs, folder, progress)
         manifest = Manifest(
             producer=PRODUCER,
             spec=model.spec,
@@ -130,6 +137,11 @@ def _graphs(
             f"{len(unused)} weights of the source have no place in the graphs: "
             + ", ".join(unused[:5])
         )
+    if options.target.weights == "int4":
+        quantise = QuantisePass(model.pack)
+        for canonical in (target, head):
+            if canonical is not None:
+                quantise(canonical)
     done = 0
 
     def on_pass(graph: str, name: str) -> None:
@@ -161,22 +173,29 @@ def _attach(model: ir.Model, weights: Mapping[str, StreamedTensor]) -> None:
 
 
 def _write_weights(
-    model: Model, graphs: Mapping[str, DerivedGraph], folder: Path, progress: Progress
+    graphs: Mapping[str, DerivedGraph], folder: Path, progress: Progress
 ) -> Weights:
     """Every weight of every graph, once; small constants stay inside the graphs."""
     tensors: dict[str, StoredTensor] = {}
+    stored_as: dict[str, str] = {}  # weight -> the one in the file that has its bytes
+    first: dict[str, str] = {}
     for graph in graphs.values():
         for name, value in graph.model.graph.initializers.items():
-            if name in model.weights or name.startswith("rotary."):
-                tensors.setdefault(name, _stored(value.const_value))
-    return write_weights(
+            if not isinstance(value.const_value, StreamedTensor) and name not in LARGE:
+                continue
+            tensor = _stored(value.const_value)
+            stored_as[name] = first.setdefault(tensor.shared_as or name, name)
+            tensors.setdefault(stored_as[name], tensor)
+    written = write_weights(
         folder / WEIGHT_FILE,
         tensors,
         on_progress=lambda done, total: progress("write weights", done, total),
     )
+    places = {name: written.tensors[stored] for name, stored in stored_as.items()}
+    return dataclasses.replace(written, tensors=places)
 
 
-def _stored(value: ir.TensorProtocol | None) -> StoredTensor:
+def _stored(value: ir.TensorProtocol | None) -> StreamedTensor:
     """A value that can be streamed; what is held in memory counts as one block."""
     if isinstance(value, StreamedTensor):
         return value
@@ -196,7 +215,8 @@ def _write_graphs(
         model, file = derived.model, f"{name}.onnx"
         for key, value in model.graph.initializers.items():
             if key in weights.tensors:
-                value.const_value = _reference(key, weights.tensors[key], folder)
+                assert value.dtype is not None
+                value.const_value = _reference(key, value.dtype, weights.tensors[key], folder)
         ir.save(model, folder / file)
         written[name] = Graph(
             file=file,
@@ -209,12 +229,14 @@ def _write_graphs(
     return written
 
 
-def _reference(name: str, tensor: WeightTensor, folder: Path) -> ir.ExternalTensor:
+def _reference(
+    name: str, dtype: ir.DataType, tensor: WeightTensor, folder: Path
+) -> ir.ExternalTensor:
     return ir.ExternalTensor(
         WEIGHT_FILE,
         tensor.offset,
         tensor.length,
-        DTYPES[tensor.dtype],
+        dtype,
         shape=ir.Shape(tensor.shape),
         name=name,
         base_dir=folder,

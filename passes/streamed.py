@@ -35,12 +35,22 @@ class StreamedTensor(ir.LazyTensor):
 
     `blocks` starts anew at each call and yields C-contiguous arrays of `dtype` whose first
     axes add up to ``shape[0]``. Nothing is kept between calls.
+
+    Tensors with one `shared_as` have the same bytes (random weights of one shape), so a file
+    may hold them once.
     """
 
     def __init__(
-        self, blocks: Blocks, *, dtype: ir.DataType, shape: Sequence[int], name: str | None
+        self,
+        blocks: Blocks,
+        *,
+        dtype: ir.DataType,
+        shape: Sequence[int],
+        name: str | None,
+        shared_as: str | None = None,
     ) -> None:
         self._blocks = blocks
+        self.shared_as = shared_as
         super().__init__(self._whole, dtype=dtype, shape=ir.Shape(shape), name=name)
 
     def __repr__(self) -> str:
@@ -72,7 +82,11 @@ class StreamedTensor(ir.LazyTensor):
     def renamed(self, name: str) -> StreamedTensor:
         """The same values under another name."""
         return StreamedTensor(
-            self._blocks, dtype=self.dtype, shape=self.shape.numpy(), name=name
+            self._blocks,
+            dtype=self.dtype,
+            shape=self.shape.numpy(),
+            name=name,
+            shared_as=self.shared_as,
         )
 
 
@@ -90,7 +104,10 @@ def cast(tensor: StreamedTensor, dtype: ir.DataType) -> StreamedTensor:
     def blocks() -> Iterator[Array]:
         return (block.astype(dtype.numpy()) for block in tensor.blocks())
 
-    return StreamedTensor(blocks, dtype=dtype, shape=tensor.shape.numpy(), name=tensor.name)
+    key = tensor.shared_as and f"{tensor.shared_as} {dtype.name}"
+    return StreamedTensor(
+        blocks, dtype=dtype, shape=tensor.shape.numpy(), name=tensor.name, shared_as=key
+    )
 
 
 def concat_rows(tensors: Sequence[StreamedTensor], name: str) -> StreamedTensor:
@@ -109,7 +126,9 @@ def concat_rows(tensors: Sequence[StreamedTensor], name: str) -> StreamedTensor:
 
     rows = sum(tensor.shape.numpy()[0] for tensor in tensors)
     shape = (rows, *first.shape.numpy()[1:])
-    return StreamedTensor(blocks, dtype=first.dtype, shape=shape, name=name)
+    keys = [tensor.shared_as for tensor in tensors]
+    key = None if None in keys else " | ".join(map(str, keys))
+    return StreamedTensor(blocks, dtype=first.dtype, shape=shape, name=name, shared_as=key)
 
 
 def rows_per_block(shape: Sequence[int], itemsize: int) -> int:
