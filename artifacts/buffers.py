@@ -77,16 +77,15 @@ def contract_buffers(manifest: Manifest) -> dict[str, Buffer]:
         found["draft_count"] = Buffer("int32", (1,))
         found["prompt_next"] = Buffer("int64", (1, manifest.prefill_rows))
     for name, state in states(manifest).items():
-        kind = name.rpartition(".")[2]
         if state.buffer == name:
-            found[name] = Buffer("float32" if kind == "recurrent" else dtype, state.shape)
+            exact = name.endswith((".conv", ".recurrent"))
+            found[name] = Buffer("float32" if exact else dtype, state.shape)
     if manifest.target.provider == "cuda" and spec.layers_of(LayerKind.GDN):
         layers = len(spec.layers_of(LayerKind.GDN))
         for kind, shape in _gdn_shapes(spec.gdn).items():
-            stored = "float32" if kind == "recurrent" else dtype
-            found[f"target.{kind}"] = Buffer(stored, (rows - 1 + layers, *shape))
+            found[f"target.{kind}"] = Buffer("float32", (rows - 1 + layers, *shape))
             if manifest.k:
-                found[f"rows.{kind}"] = Buffer(stored, (layers, rows, *shape))
+                found[f"rows.{kind}"] = Buffer("float32", (layers, rows, *shape))
     return found
 
 

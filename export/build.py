@@ -31,7 +31,7 @@ from export.decoder import build_target
 from export.errors import BuildError
 from export.head import build_head
 from export.options import BuildOptions
-from export.pipeline import DerivedGraph, derive
+from export.pipeline import DerivedGraph, derive, prepare
 from export.ports import Layout
 from export.quantisers import pack_rtn
 from export.staging import stage
@@ -137,11 +137,10 @@ def _graphs(
             f"{len(unused)} weights of the source have no place in the graphs: "
             + ", ".join(unused[:5])
         )
-    if options.target.weights == "int4":
-        quantise = QuantisePass(model.pack)
-        for canonical in (target, head):
-            if canonical is not None:
-                quantise(canonical)
+    pack = QuantisePass(model.pack)
+    for canonical in (target, head):
+        if canonical is not None:
+            prepare(canonical, options, pack)
     done = 0
 
     def on_pass(graph: str, name: str) -> None:

@@ -2,7 +2,7 @@
 
     inputs   input_ids [1, S] int64, past_length [1] int32,
              past.{i}.key, past.{i}.value [1, Hkv, C, hd]            attention layers
-             past.{i}.conv [1, K-1, conv_dim], past.{i}.recurrent [1, Hv, dk, dv] float32
+             past.{i}.conv [1, K-1, conv_dim], past.{i}.recurrent [1, Hv, dk, dv], float32
     outputs  logits [1, S, V], hidden [1, S, D] (after the final norm), present.* as past.*
 
 The convolution's state holds its columns channels-last, as the convolution reads its input:
@@ -233,6 +233,6 @@ def _state_ports(
     assert spec.gdn is not None
     gdn = spec.gdn
     return [
-        (f"{layer}.conv", dtype, [1, gdn.conv_kernel - 1, gdn.conv_dim]),
+        (f"{layer}.conv", FLOAT, [1, gdn.conv_kernel - 1, gdn.conv_dim]),
         (f"{layer}.recurrent", FLOAT, [1, gdn.value_heads, gdn.key_dim, gdn.value_dim]),
     ]

@@ -1,8 +1,8 @@
 """The layers of the family as modules that write ONNX graph.
 
 The operators are those that ONNX Runtime has kernels for, so that nothing has to be fused
-afterwards. `T` is the type of activations; whatever must not be rounded (the recurrence, its
-gates, its state) is float32 whatever `T` is.
+afterwards. `T` is the type of activations; whatever must not be rounded (all of a Gated
+DeltaNet layer between its projections, its states) is float32 whatever `T` is.
 
 Equations: Qwen3.5's published modelling code; the NumPy oracle in ``tests/oracle`` has them
 in the order used here.
@@ -183,8 +183,9 @@ class Attention(nn.Module):
 class GatedDeltaNet(nn.Module):
     """Gated DeltaNet: causal convolution, gated delta rule, gated norm.
 
-    ``x [1, S, D], conv [1, K-1, conv_dim], recurrent float32 [1, Hv, dk, dv] -> [1, S, D]``
-    and the two states after the last row.
+    ``x [1, S, D], conv float32 [1, K-1, conv_dim], recurrent float32 [1, Hv, dk, dv] ->
+    [1, S, D]`` and the two states after the last row. All between the projections is
+    float32: then one cast serves all of them once they are merged.
     """
 
     def __init__(self, width: int, spec: GdnSpec, eps: float, dtype: ir.DataType) -> None:
@@ -195,10 +196,10 @@ class GatedDeltaNet(nn.Module):
         self.b = Linear(width, spec.value_heads, dtype, "b")
         self.a = Linear(width, spec.value_heads, dtype, "a")
         self.out = Linear(spec.values_width, width, dtype, "out")
-        self.conv = nn.Parameter([spec.conv_dim, 1, spec.conv_kernel], dtype, name="conv")
+        self.conv = nn.Parameter([spec.conv_dim, 1, spec.conv_kernel], FLOAT, name="conv")
         self.decay_scale = nn.Parameter([spec.value_heads], FLOAT, name="decay_scale")
         self.dt_bias = nn.Parameter([spec.value_heads], FLOAT, name="dt_bias")
-        self.norm = nn.Parameter([spec.value_dim], dtype, name="norm")
+        self.norm = nn.Parameter([spec.value_dim], FLOAT, name="norm")
 
     def forward(
         self, op: OpBuilder, x: ir.Value, conv: ir.Value, recurrent: ir.Value
@@ -208,7 +209,7 @@ class GatedDeltaNet(nn.Module):
         mixed, conv = contrib(
             op,
             "CausalConvWithState",
-            self.qkv(op, x),
+            self._exact(op, self.qkv(op, x)),
             self.conv,
             None,
             conv,
@@ -219,7 +220,7 @@ class GatedDeltaNet(nn.Module):
         )
         keys = spec.keys_width
         q, k, v = op.Split(
-            self._exact(op, mixed),
+            mixed,
             op.Constant(value_ints=[keys, keys, spec.values_width]),
             axis=2,
             _outputs=3,
@@ -248,17 +249,17 @@ class GatedDeltaNet(nn.Module):
             update_rule="gated_delta",
             scale=spec.key_dim**-0.5,
         )
-        if self.dtype != FLOAT:
-            read = op.Cast(read, to=self.dtype)
         normed = contrib(
             op,
             "GatedRMSNorm",
             read,
             self.norm,
-            self.z(op, x),
+            self._exact(op, self.z(op, x)),
             epsilon=self.eps,
             activation=spec.output_gate,
         )[0]
+        if self.dtype != FLOAT:
+            normed = op.Cast(normed, to=self.dtype)
         return self.out(op, normed), conv, recurrent
 
     def _exact(self, op: OpBuilder, x: ir.Value) -> ir.Value:

@@ -10,6 +10,7 @@ from onnx_ir.passes import PassBase
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
     LiftConstantsToInitializersPass,
+    NameFixPass,
     RemoveUnusedNodesPass,
 )
 
@@ -21,17 +22,21 @@ from passes.accept import AcceptPass, GreedyTailPass
 from passes.alias_order import AliasOrderPass
 from passes.causal_padding import CausalPaddingPass
 from passes.draft import DraftPass
+from passes.fuse_gates import FuseGatesPass
 from passes.fuse_qk_norm import FuseQkNormPass
+from passes.hoist_casts import HoistCastsPass
 from passes.inline_single_trip import InlineSingleTripPass
 from passes.join_head import JoinHeadPass
 from passes.join_states import JoinConvStatesPass
 from passes.last_row import LastRowPass
+from passes.merge_projections import MergeProjectionsPass
 from passes.pin_shapes import PinShapesPass
+from passes.quantise import QuantisePass
 from passes.row_states import KeepRowStatesPass
 from passes.state_window import StateWindowPass
 from passes.straight_line import StraightLinePass
 
-__all__ = ["DerivedGraph", "derive"]
+__all__ = ["DerivedGraph", "derive", "prepare"]
 
 Passes = Sequence[PassBase]
 
@@ -87,6 +92,21 @@ def derive(
     return graphs
 
 
+def prepare(canonical: ir.Model, options: BuildOptions, pack: QuantisePass) -> None:
+    """Lower a canonical model in place, before graphs are derived from it."""
+    passes: list[PassBase] = []
+    if options.on_cuda:
+        passes += [MergeProjectionsPass(most=MOST_MERGED), HoistCastsPass()]
+    if options.target.weights == "int4":
+        passes.append(pack)
+    for step in passes:
+        step(canonical)
+
+
+MOST_MERGED = 16384
+"""Rows from which on a matrix reads as fast alone as merged."""
+
+
 def _proofs(graph: DerivedGraph, options: BuildOptions) -> Passes:
     """What must hold of every graph as it will be run."""
     aliases = overlaps(graph.inputs, graph.outputs)
@@ -102,7 +122,7 @@ def _proofs(graph: DerivedGraph, options: BuildOptions) -> Passes:
 def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
     """The passes of each graph, in order, for the target of `options`."""
     m, cache, cuda = options.rows, {"C": options.cache_rows}, options.on_cuda
-    lower: Passes = [FuseQkNormPass()] if cuda else []
+    lower: Passes = [FuseQkNormPass(), FuseGatesPass()] if cuda else []
     join: Passes = [] if head is None or not options.k else [JoinHeadPass(head)]
     states: Passes = [JoinConvStatesPass()] if cuda else []
     keep = StateWindowPass(m) if cuda else KeepRowStatesPass(m)
@@ -129,8 +149,9 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
 
 
 def _finish() -> Passes:
-    """What every graph gets last: equal constants once, as initializers; nothing unread."""
+    """What every graph gets last: names once, equal constants once, nothing unread."""
     return [
+        NameFixPass(),
         CommonSubexpressionEliminationPass(),
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         RemoveUnusedNodesPass(),

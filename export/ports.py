@@ -98,14 +98,13 @@ class Layout:
         if options.k:
             made["head.0.key"] = made["head.0.value"] = cache
         for kind in ("conv", "recurrent") if layers else ():
-            dtype = "float32" if kind == "recurrent" else options.target.dtype
             state, m = _state_shape(self.spec, kind), options.rows
             if not self.joined:
-                made |= {f"target.{i}.{kind}": Buffer(dtype, (1, *state)) for i in layers}
+                made |= {f"target.{i}.{kind}": Buffer("float32", (1, *state)) for i in layers}
                 continue
-            made[f"target.{kind}"] = Buffer(dtype, (m - 1 + len(layers), *state))
+            made[f"target.{kind}"] = Buffer("float32", (m - 1 + len(layers), *state))
             if options.k:
-                made[f"rows.{kind}"] = Buffer(dtype, (len(layers), m, *state))
+                made[f"rows.{kind}"] = Buffer("float32", (len(layers), m, *state))
         return made
 
 

@@ -155,11 +155,11 @@ def test_the_signature_is_the_contract():
 def test_half_precision_keeps_the_recurrence_in_float32():
     graph = build_target(tiny().spec, dtype=ir.DataType.FLOAT16, cache_rows=8).graph
     for node in graph:
-        if node.op_type in ("LinearAttention", "LinearAttentionGate"):
-            assert {v.dtype for v in node.inputs} == {ir.DataType.FLOAT}
+        if node.op_type in ("CausalConvWithState", "LinearAttention", "LinearAttentionGate"):
+            assert {v.dtype for v in node.inputs if v is not None} == {ir.DataType.FLOAT}
     kinds = {v.name: v.dtype for v in graph.inputs}
-    assert kinds["past.0.recurrent"] == ir.DataType.FLOAT
-    assert kinds["past.0.conv"] == kinds["past.3.key"] == ir.DataType.FLOAT16
+    assert kinds["past.0.recurrent"] == kinds["past.0.conv"] == ir.DataType.FLOAT
+    assert kinds["past.3.key"] == ir.DataType.FLOAT16
     assert {graph.outputs[0].dtype, graph.outputs[1].dtype} == {ir.DataType.FLOAT16}
 
 
