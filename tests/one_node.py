@@ -88,7 +88,7 @@ def models(case: OneNode) -> Iterator[tuple[str, onnx.ModelProto]]:
 
 
 def verdict(model: onnx.ModelProto) -> tuple[str, str]:
-    """What ORT's CPU provider says: ``types``, ``kernel``, ``other`` or ``loads``; the text."""
+    """What ORT's CPU provider says: types, kernel, other or loads; and its message."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
