@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,17 @@ from artifacts.types.table import ort_table
 
 __all__ = ["function_body"]
 
-MASK_FIXED_IN = (1, 32)
-"""From here on ONNX Runtime carries the `Attention` body that casts its causal mask.
+NEW_BODY_FROM = (1, 32)
+"""From here on ONNX Runtime inlines `Attention` as newer ONNX writes it.
 
-Up to 1.31 the body, built for opsets 23 and 24, adds a float32 triangle to a mask of any
-type (mended in ONNX by pull request 7840). The installed ``onnx`` may be newer than the one
-inside of ONNX Runtime, so its body is taken back to what is really inlined.
+Up to 1.31 the body adds a float32 causal triangle to a mask of any type, and does not look
+for rows that are masked as a whole (ONNX pull request 7840 mended the first). The installed
+``onnx`` may be newer than the one inside of ONNX Runtime, so its body is taken back to what
+is really inlined.
 """
+NEWER_VALUES = {"BiasRowMaxAxes", "BiasRowMax", "FloatNegInfT", "RowAllMasked", "ZeroProbT"}
+HANDED_ON = {"MaskTri": ("CastLike", 0), "SoftmaxOutSafe": ("Where", 2)}
+"""Values that the older body takes as they are: the newer op, the input that goes through."""
 
 
 def function_body(
@@ -84,9 +89,16 @@ def _type_proto(name: str | None, rank: int | None) -> bytes:
 
 def _as_inlined(body: onnx.FunctionProto) -> onnx.FunctionProto:
     release = tuple(int(part) for part in ort_table().version.split(".")[:2])
-    if body.name == "Attention" and release < MASK_FIXED_IN:
-        for node in body.node:
-            if node.op_type == "CastLike" and list(node.output) == ["MaskTri"]:
-                node.op_type = "Identity"
-                del node.input[1:]
+    if body.name != "Attention" or release >= NEW_BODY_FROM:
+        return body
+    older = [node for node in body.node if not NEWER_VALUES & {*node.output}]
+    for node in older:
+        op, kept = HANDED_ON.get(node.output[0], ("", 0))
+        if node.op_type == op:
+            source = node.input[kept]
+            node.op_type = "Identity"
+            node.input[:] = [source]
+    copies = [copy.deepcopy(node) for node in older]
+    del body.node[:]
+    body.node.extend(copies)
     return body
