@@ -50,6 +50,8 @@ class Declared:
     kv_mode: str | None = None
     vocab_size: int | None = None
     layers: int | None = None
+    inputs: tuple[str, ...] | None = None
+    """Inputs of the target by name, where the metadata lists them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +133,11 @@ def _declared(exporter: Exporter, fields: Fields | None) -> tuple[str, str | Non
 def _from_mobius(fields: Fields) -> tuple[str, str | None, Declared]:
     """The ``speculative:`` block, or the ``speculator:`` one of its first months."""
     block = fields.optional_object("speculative") or fields.optional_object("speculator")
+    model = fields.optional_object("model")
+    io = model.optional_object("io") if model else None
+    inputs = tuple(i.text("name") for i in io.objects("inputs")) if io else None
     if block is None:
-        return "model.onnx", None, Declared()
+        return "model.onnx", None, Declared(inputs=inputs)
     head = _path(block, "model" if "model" in block else "model_path")
     return "model.onnx", head, Declared(
         hidden_output=_text(block, "target_hidden_output") or "hidden_states",
@@ -141,6 +146,7 @@ def _from_mobius(fields: Fields) -> tuple[str, str | None, Declared]:
         lm_head=_weight(block, "lm_head"),
         kv_mode=_text(block, "kv_mode"),
         vocab_size=block.integer("vocab_size", default=0) or None,
+        inputs=inputs,
     )  # fmt: skip
 
 

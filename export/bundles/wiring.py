@@ -88,16 +88,16 @@ def wire_head(
 ) -> HeadWiring:
     """Describe the joint; each graph comes with its file, relative to the bundle."""
     of_target, of_head = hidden_outputs(target[1]), hidden_outputs(head[1])
-    hidden = declared.hidden_output or next(iter(of_target), None)
+    post = next((n for n, kind in of_target.items() if kind is HiddenKind.POST_NORM), None)
+    hidden = declared.hidden_output or post or next(iter(of_target), None)
     feedback = declared.head_output or next(iter(of_head), None)
-    post = (n for n, kind in of_target.items() if kind is HiddenKind.POST_NORM)
     looked_up, told = embedding(target[1]), embedding(head[1])
     embeds = _sharing(target, looked_up, head, told, declared.embedding)
     scores = _sharing(target, lm_head(target[1]), head, lm_head(head[1]), declared.lm_head)
     return HeadWiring(
         hidden_output=hidden,
         hidden_kind=of_target.get(hidden) if hidden else None,
-        post_norm_output=next(post, None),
+        post_norm_output=post,
         feedback_output=feedback,
         feedback_kind=of_head.get(feedback) if feedback else None,
         embedding=embeds[0],
