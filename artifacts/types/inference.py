@@ -40,9 +40,19 @@ def bind(
         allowed = sig.types.get(parameter, frozenset({parameter}))
         fitting = frozenset.intersection(*(o.types for o in operands)) & allowed
         if not fitting:
-            where = f"{place}:{_formal_name(sig, _odd_one(operands, allowed))}"
+            odd = _odd_one(operands, allowed)
+            where = f"{place}:{_formal_name(sig, odd)}"
             clashes.append(
-                Clash(where, node.op_type, parameter, tuple(operands), allowed, inlined_from)
+                Clash(
+                    where,
+                    node.op_type,
+                    parameter,
+                    tuple(operands),
+                    allowed,
+                    inlined_from,
+                    node,
+                    odd=odd.index,
+                )
             )
             fitting = frozenset.union(*(o.types for o in operands)) & allowed
         bindings[key] = fitting or None

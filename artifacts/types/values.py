@@ -53,6 +53,14 @@ class Clash:
     allowed: frozenset[str]
     inlined_from: str | None
     """The op whose body this node stands in, when ONNX Runtime inlines that."""
+    node: onnx.NodeProto
+    """The node, or the If or loop of a body that gives the wrong type."""
+    odd: int = 1
+    """Index of the input that the place points at."""
+    body: tuple[onnx.GraphProto, int] | None = None
+    """The body and which of its outputs has the wrong type."""
+    call: onnx.NodeProto | None = None
+    """The call of a model-local function that brought these types; all calls share `node`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,8 @@ class Mistyped:
     origin: str
     output: bool
     """An output of the graph, not an entry of value_info."""
+    graph: onnx.GraphProto
+    """Where it is declared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Types of all values of a model, and every place where they clash.
 
 A value's type is the set of those that it may have: one for most, several where a clash
-leaves open which operand is the wrong one, None where nothing is known. So one fault gives
-one clash, and what lies behind it is not blamed for it.
+leaves open which operand is the wrong one and nothing is declared, None where nothing is
+known. So one fault gives one clash, and what lies behind it is not blamed for it.
 
 If, Loop and Scan bodies, model-local functions and the bodies that ONNX Runtime inlines are
 walked with the types that really reach them, each under the path of the nodes around it.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx
 
@@ -53,7 +53,9 @@ class Walk:
     values: dict[str, Known] = field(default_factory=dict)
     """The values of the main graph."""
     inlined_from: str | None = None
+    _meant: dict[str, str | None] = field(default_factory=dict)
     _depth: int = 0
+    _caller: onnx.NodeProto | None = None
 
     def run(self) -> Walk:
         """Walk the main graph."""
@@ -75,19 +77,28 @@ class Walk:
             scope[tensor.name] = stored(tensor.name, tensor.data_type)
         for sparse in graph.sparse_initializer:
             scope[sparse.values.name] = stored(sparse.values.name, sparse.values.data_type)
+        self._meant |= {v.name: declared_type(v) for v in (*graph.value_info, *graph.output)}
         for i, value in enumerate(graph.input):
-            self._input(value, fed[i] if i < len(fed) else None, scope, path)
+            self._input(value, fed[i] if i < len(fed) else None, scope, path, graph)
         for node in graph.node:
             self.node(node, scope, opsets, path)
         for declared, output in (*((v, False) for v in graph.value_info),
                                  *((o, True) for o in graph.output)):  # fmt: skip
-            self._declared(declared, scope, path, output)
+            self._declared(declared, scope, path, output, graph)
         return [scope.get(o.name, Known(None, "")) for o in graph.output]
 
     def node(
-        self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int], path: str
+        self,
+        node: onnx.NodeProto,
+        scope: Scope,
+        opsets: Mapping[str, int],
+        path: str,
+        origin: onnx.NodeProto | None = None,
     ) -> None:
-        """Check one node and give its outputs their types."""
+        """Check one node and give its outputs their types.
+
+        `origin` is the node of the file when `node` is a copy with a call's attributes.
+        """
         domain = "" if node.domain == "ai.onnx" else node.domain
         sig = signature(node.op_type, domain, opsets.get(domain, 1))
         place, before = path + label(node), len(self.clashes)
@@ -96,13 +107,14 @@ class Walk:
             return
         inputs = [scope.get(name) if name else None for name in node.input]
         bindings, clashes = bind(node, sig, inputs, place, self.inlined_from)
+        clashes = [replace(c, node=origin or node, call=self._caller) for c in clashes]
         self.clashes += clashes
         made = self._bodies(node, scope, opsets, place, inputs)
         for i, name in enumerate(node.output):
             if name:
                 types = made[i].types if i < len(made) else None
                 types = types or output_types(node, sig, i, bindings)
-                scope[name] = Known(types, f"{node.op_type} {quoted(node)}")
+                scope[name] = self._made(node, name, types)
         if self.visit is not None:
             seen = NodeSeen(
                 place, node, sig, opsets, sure_types(node, sig, bindings, scope),
@@ -127,7 +139,7 @@ class Walk:
                 scope[name] = known
         opsets = opsets_of(body.opset_import)
         for node in body.node:
-            self.node(with_attributes(node, attributes), scope, opsets, path)
+            self.node(with_attributes(node, attributes), scope, opsets, path, node)
         self._depth -= 1
         return [scope.get(name, Known(None, "")) for name in body.output]
 
@@ -139,11 +151,20 @@ class Walk:
             fed = [scope.get(name) if name else None for name in node.input]
             given = {a.name: a for a in body.attribute_proto}
             given |= {a.name: a for a in node.attribute}
+            outer, self._caller = self._caller, self._caller or node
             made = self.function(body, fed, f"{path}{label(node)}/", given)
+            self._caller = outer
         for i, name in enumerate(node.output):
             if name:
                 types = made[i].types if i < len(made) else None
-                scope[name] = Known(types, f"{node.op_type} {quoted(node)}")
+                scope[name] = self._made(node, name, types)
+
+    def _made(self, node: onnx.NodeProto, name: str, types: frozenset[str] | None) -> Known:
+        """An output; where a clash left its type open, what the author declared holds."""
+        meant = self._meant.get(name)
+        if meant is not None and types and len(types) > 1 and meant in types:
+            types = frozenset({meant})
+        return Known(types, f"{node.op_type} {quoted(node)}")
 
     def _bodies(
         self,
@@ -186,7 +207,8 @@ class Walk:
             before = fed[i] if i < len(fed) else None
             if before is None or out >= len(made):
                 continue
-            self._same(f"{path}{body.output[out].name}", node.op_type, before, made[out])
+            place = f"{path}{body.output[out].name}"
+            self._same(place, node, before, made[out], (body, out))
 
     def _branches(
         self,
@@ -198,7 +220,8 @@ class Walk:
         """Both branches of an If give the same types."""
         merged = []
         for i, (one, other) in enumerate(zip(*results, strict=False)):
-            self._same(f"{place}:{bodies[1].g.output[i].name}", "If", one, other)
+            where = f"{place}:{bodies[1].g.output[i].name}"
+            self._same(where, node, one, other, (bodies[1].g, i))
             both = (one.types or other.types or frozenset()) & (
                 other.types or one.types or frozenset()
             )
@@ -206,17 +229,33 @@ class Walk:
             merged.append(Known(both or either or None, one.origin))
         return merged
 
-    def _same(self, place: str, op: str, one: Known, other: Known) -> None:
+    def _same(
+        self,
+        place: str,
+        node: onnx.NodeProto,
+        one: Known,
+        other: Known,
+        body: tuple[onnx.GraphProto, int],
+    ) -> None:
+        """Note a body whose output `other` is not of the type `one` that it must have."""
         if one.types and other.types and not one.types & other.types:
             operands = tuple(
                 Operand(name, i, "", known.types or frozenset(), known.origin)
                 for i, (name, known) in enumerate((("first", one), ("second", other)))
             )
-            clash = Clash(place, op, "V", operands, one.types | other.types, self.inlined_from)
-            self.clashes.append(clash)
+            allowed = one.types | other.types
+            self.clashes.append(
+                Clash(place, node.op_type, "V", operands, allowed, self.inlined_from, node,
+                      body=body, call=self._caller)
+            )  # fmt: skip
 
     def _input(
-        self, value: onnx.ValueInfoProto, fed: Known | None, scope: Scope, path: str
+        self,
+        value: onnx.ValueInfoProto,
+        fed: Known | None,
+        scope: Scope,
+        path: str,
+        graph: onnx.GraphProto,
     ) -> None:
         declared = declared_type(value)
         stored = scope.maps[0].get(value.name)
@@ -227,16 +266,21 @@ class Walk:
         elif declared and declared not in known.types:
             self.mistyped.append(
                 Mistyped(f"{path}{value.name}", value.name, declared, known.types,
-                         known.origin, False)
+                         known.origin, False, graph)
             )  # fmt: skip
         scope[value.name] = known
 
     def _declared(
-        self, value: onnx.ValueInfoProto, scope: Scope, path: str, output: bool
+        self,
+        value: onnx.ValueInfoProto,
+        scope: Scope,
+        path: str,
+        output: bool,
+        graph: onnx.GraphProto,
     ) -> None:
         declared, known = declared_type(value), scope.get(value.name)
         if declared and known and known.types and declared not in known.types:
             self.mistyped.append(
                 Mistyped(f"{path}{value.name}", value.name, declared, known.types,
-                         known.origin, output)
+                         known.origin, output, graph)
             )  # fmt: skip
