@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from export.bundles.layout import BundleError
 
-__all__ = ["GraphIndex", "attribute", "op_name", "read_graph_file"]
+__all__ = ["LOOK_THROUGH", "GraphIndex", "attribute", "op_name", "read_graph_file"]
 
 MAX_GRAPH_BYTES = 512 * 2**20
 """A graph of 64 layers has 3 MB; above this, weights are inside and memory would follow."""

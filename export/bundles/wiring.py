@@ -13,7 +13,7 @@ from enum import StrEnum
 import onnx
 
 from export.bundles.data_files import region
-from export.bundles.graph_index import GraphIndex, op_name
+from export.bundles.graph_index import LOOK_THROUGH, GraphIndex, op_name
 from export.bundles.layout import Declared
 from export.bundles.weights import NORMS, embedding, lm_head
 
@@ -118,7 +118,8 @@ def _final_norm(index: GraphIndex) -> onnx.NodeProto | None:
         norm = index.producers.get(index.source(name))
         if norm is None or op_name(norm) not in NORMS or norm.output[0] != index.source(name):
             continue
-        if not any(index.ahead([norm.output[0]], lambda n: bool(n.input[1:]))):
+        made = index.ahead([norm.output[0]], lambda n: False)
+        if all(op_name(n) in LOOK_THROUGH for n in made):
             return norm
     return None
 
