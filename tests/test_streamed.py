@@ -190,7 +190,6 @@ def test_it_serves_as_the_value_of_an_initializer():
     [
         ((10, BLOCK_BYTES), 4, 1),
         ((10, 1024), 2, BLOCK_BYTES // 2048),
-        ((5, 0), 4, BLOCK_BYTES // 4),
         ((7,), 4, BLOCK_BYTES // 4),
     ],
 )
