@@ -164,6 +164,23 @@ def test_the_body_of_a_control_flow_node_is_pinned_too():
             assert value.shape is None or "S" not in str(value.shape)
 
 
+def test_the_inputs_of_a_loop_body_are_pinned_too():
+    model = parse("""
+    g (float[1,S] x, int64 trips, bool go) => (float[1,S] y) {
+        y = Loop(trips, go, x) <
+            body = b (int64 i, bool c, float[1,S] v) => (bool d, float[1,S] w) {
+                d = Identity(c)
+                w = Add(v, v)
+            }
+        >
+    }
+    """)
+    PinShapesPass({"S": 3})(model)
+    check(model)
+    (body,) = model.graph.subgraphs()
+    assert body.inputs[2].shape == body.outputs[1].shape == [1, 3]
+
+
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_size_below_one_is_refused(size):
     with pytest.raises(ValueError, match=f"dimension 'S' cannot be pinned to {size}"):
