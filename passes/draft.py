@@ -148,7 +148,10 @@ class _Draft:
         node.outputs[0].name = f"{logits.name}/row"
         graph.append(node)
         infer_outputs(node)
-        return self.op.ArgMax(node.outputs[0], axis=2, keepdims=0)
+        chosen = node.outputs[0]
+        if chosen.dtype == ir.DataType.BFLOAT16:  # for which ArgMax has no kernel
+            chosen = self.op.Cast(chosen, to=ir.DataType.FLOAT)
+        return self.op.ArgMax(chosen, axis=2, keepdims=0)
 
 
 def _check(head: ir.Graph) -> None:
