@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import statistics
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from artifacts import Buffer
-from runtime.buffers import CACHES, Array, numpy_dtype
+from runtime.buffers import CACHES, COPIES, Array, numpy_dtype
 from runtime.cuda_driver import ON_DEVICE, TO_DEVICE, TO_HOST, CudaDriver
 from runtime.errors import SlotError
 
@@ -154,6 +156,22 @@ class CudaBuffers:
             self._synchronize()
             for copy in saved.values():
                 self._driver.free(copy)
+
+    def copy_bandwidth(self, size: int) -> float:
+        """Bytes per second, read and written, of copying `size` bytes on the device."""
+        driver, times = self._driver, []
+        source, to = (driver.allocate(size, "a measurement") for _ in range(2))
+        try:
+            for _ in range(COPIES):
+                driver.synchronize()
+                start = time.perf_counter()
+                driver.copy(to, source, size, ON_DEVICE)
+                driver.synchronize()
+                times.append(time.perf_counter() - start)
+        finally:
+            driver.free(source)
+            driver.free(to)
+        return 2 * size / statistics.median(times)
 
     def close(self) -> None:
         """Give the memory back; every later call raises `SlotError`."""
