@@ -101,7 +101,7 @@ def _mend_graph(
     before = read_graph_file(path)
     model = ir.from_proto(before)
     done = []
-    if UnifyTypesPass(prefer)(model).modified:
+    if UnifyTypesPass(prefer, provider)(model).modified:
         done.append("types unified")
     inside = "(Attention)/"
     if any(inside in place for place in _places(model, "types.clash", role, provider)):
@@ -111,7 +111,7 @@ def _mend_graph(
         target = ir.DataType[prefer.upper()] if prefer else ir.DataType.FLOAT
         if RetypePass(source, target)(model).modified:
             done.append(f"{source.name.lower()} carried out as {prefer}")
-            UnifyTypesPass(prefer)(model)
+            UnifyTypesPass(prefer, provider)(model)
     if not done:
         return FileRepair(file, (), ()), None
     after = ir.to_proto(model)

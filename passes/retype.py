@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from passes.operands import CONSTANT_ELEMENTS
+from passes.operands import CONSTANT_ELEMENTS, RANK
+from passes.typed_graph import TypedModel, dtype_of
 
 __all__ = ["RetypePass"]
 
@@ -30,6 +31,7 @@ class RetypePass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Retype `model`; not modified when it has nothing of the source type."""
+        _declare(model)
         graph, before = model.graph, self._source
         stored = [v for v in graph.initializers.values() if v.dtype == before]
         entering = [v for v in graph.inputs if v.dtype == before and not v.is_initializer()]
@@ -113,6 +115,16 @@ class RetypePass(ir.passes.InPlacePass):
     def _converted(self, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         values = tensor.numpy().astype(self._target.numpy())
         return ir.Tensor(values, dtype=self._target, name=tensor.name)
+
+
+def _declare(model: ir.Model) -> None:
+    """Give values without a declaration the type that they have."""
+    types = TypedModel(model).walk.values
+    for node in model.graph:
+        for value in node.outputs:
+            known = types.get(value.name or "")
+            if value.dtype is None and known is not None and known.sure in RANK:
+                value.dtype = dtype_of(known.sure)
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:

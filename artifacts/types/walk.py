@@ -53,6 +53,7 @@ class Walk:
     values: dict[str, Known] = field(default_factory=dict)
     """The values of the main graph."""
     inlined_from: str | None = None
+    outer: onnx.NodeProto | None = None
     _meant: dict[str, str | None] = field(default_factory=dict)
     _depth: int = 0
     _caller: onnx.NodeProto | None = None
@@ -107,7 +108,10 @@ class Walk:
             return
         inputs = [scope.get(name) if name else None for name in node.input]
         bindings, clashes = bind(node, sig, inputs, place, self.inlined_from)
-        clashes = [replace(c, node=origin or node, call=self._caller) for c in clashes]
+        clashes = [
+            replace(c, node=origin or node, call=self._caller, outer=self.outer)
+            for c in clashes
+        ]
         self.clashes += clashes
         made = self._bodies(node, scope, opsets, place, inputs)
         for i, name in enumerate(node.output):
