@@ -31,7 +31,6 @@ class RetypePass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Retype `model`; not modified when it has nothing of the source type."""
-        _declare(model)
         graph, before = model.graph, self._source
         stored = [v for v in graph.initializers.values() if v.dtype == before]
         entering = [v for v in graph.inputs if v.dtype == before and not v.is_initializer()]
@@ -39,6 +38,8 @@ class RetypePass(ir.passes.InPlacePass):
         nodes = [node for node in _all_nodes(graph) if self._touches(node)]
         if not (stored or entering or outputs or nodes):
             return ir.passes.PassResult(model, False)
+        _declare(model)
+        nodes = [node for node in _all_nodes(graph) if self._touches(node)]
         for node in nodes:
             self._retype(node)
         for value in (*entering, *stored):
