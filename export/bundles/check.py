@@ -13,11 +13,12 @@ from export.bundles.rule import Bundle, BundleRule
 from export.bundles.rules_files import FILE_RULES
 from export.bundles.rules_graphs import GRAPH_RULES
 from export.bundles.rules_head import HEAD_RULES
+from export.bundles.rules_types import TYPE_RULES
 
-__all__ = ["RULES", "check_bundle"]
+__all__ = ["RULES", "TYPE_RULES", "check_bundle"]
 
 RULES: Sequence[BundleRule] = (*FILE_RULES, *GRAPH_RULES, *HEAD_RULES)
-"""All rules but those about types, which ``artifacts.types.check`` describes."""
+"""All rules but `TYPE_RULES`, whose findings ``artifacts.types.check`` makes."""
 
 
 def check_bundle(folder: Path, provider: str = "cpu") -> list[Finding]:
