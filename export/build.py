@@ -61,6 +61,8 @@ class Model:
     """Files that travel along as they are (tokenizer, chat template)."""
     pack: Pack = pack_rtn
     """How a matrix is put into four bits, where that is asked."""
+    notes: tuple[str, ...] = ()
+    """What was decided while the source was read and its owner should know."""
 
 
 def build(

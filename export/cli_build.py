@@ -91,7 +91,10 @@ def build_command(
     no_check: bool,
     as_json: bool,
 ) -> None:
-    """Build an artifact from the checkpoint in SOURCE.
+    """Build an artifact from SOURCE: a checkpoint, or a bundle of another exporter.
+
+    Layers of a bundle's graphs are told by their structure; whatever is in them and not in
+    the model that is built is named and refused.
 
     An artifact for CUDA is checked by running it where there is a CUDA device; elsewhere,
     and for random weights, only without running it.
@@ -99,6 +102,7 @@ def build_command(
     \b
     Examples:
       mtp-export build Qwen3.5-0.8B -o qwen-mtp
+      mtp-export build some-bundle -o from-onnx --k 2
       mtp-export build Qwen3.5-0.8B -o qwen-mtp --k 2 --capacity 8192 --force
       mtp-export build Qwen3.5-27B -o qwen-cuda --target cuda --weights int4
       mtp-export build --synthetic qwen3.5-27b -o random --target cuda --weights int4
@@ -128,11 +132,14 @@ def build_command(
     except (ExportError, ParseError) as e:
         raise click.ClickException(str(e)) from e
     if as_json:
-        click.echo(json.dumps({"output": str(output), **summary(manifest)}))
-    else:
-        click.echo(f"{output}: " + describe(manifest))
-        if k and not manifest.k:
-            click.echo("The checkpoint has no MTP head, so there is nothing to draft with.")
+        told = {"output": str(output), **summary(manifest), "notes": list(model.notes)}
+        click.echo(json.dumps(told))
+        return
+    click.echo(f"{output}: " + describe(manifest))
+    for note in model.notes:
+        click.echo(f"  {note}")
+    if k and not manifest.k:
+        click.echo("The source has no MTP head, so there is nothing to draft with.")
 
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from third_party import NAMES, lay_out
+from third_party import NAMES, lay_out, lay_out_whole
 
 import export
 from export.cli import main
@@ -107,3 +107,23 @@ def test_repair_wants_one_place_to_write(tmp_path: Path) -> None:
     assert code == 2 and "--in-place" in err
     code, out, _ = call("repair", lay_out("artifact-f32-default", tmp_path), "--dry-run")
     assert code == 0 and "nothing was written" in out
+
+
+def test_build_takes_a_bundle_and_tells_what_it_decided(tmp_path: Path) -> None:
+    bundle = lay_out_whole("artifact-int4-f32-cpu", tmp_path)
+    (bundle / "tokenizer.json").write_text("{}")
+    words = ("-o", tmp_path / "a", "--capacity", 64, "--k", 1, "--no-check")
+    code, out, _ = call("build", bundle, *words)
+    assert code == 0 and "stored in four bits and are unpacked" in out
+    assert (tmp_path / "a" / "tokenizer.json").read_text() == "{}"
+    code, out, _ = call("build", bundle, *words, "--force", "--json")
+    assert code == 0 and len(json.loads(out)["notes"]) == 2
+    assert json.loads(out)["source"] == "bundle"
+
+
+def test_build_of_a_bundle_without_its_weights_is_one_clear_line(tmp_path: Path) -> None:
+    bundle = lay_out("artifact-f32-default", tmp_path)
+    (bundle / "model.onnx.data").unlink()
+    code, out, err = call("build", bundle, "-o", tmp_path / "a")
+    assert (code, out) == (1, "")
+    assert err.startswith("Error: model.onnx.data") and err.count("\n") == 1

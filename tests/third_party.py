@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import lzma
 import shutil
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-__all__ = ["NAMES", "Target", "copy_weights", "fill_weights", "lay_out"]
+__all__ = ["NAMES", "Target", "copy_weights", "fill_weights", "lay_out", "lay_out_whole"]
 
 HOME = Path(__file__).parent / "fixtures" / "third_party"
+WEIGHTS = HOME.with_name("third_party_weights")
 NAMES = tuple(sorted(path.name for path in HOME.iterdir() if path.is_dir()))
+FREE = {"batch": 1, "batch_size": 1, "kv_cache_dim": 64}
 DTYPES = {1: np.float32, 2: np.uint8, 7: np.int64, 10: np.float16, 16: ml_dtypes.bfloat16}
 
 
@@ -28,6 +31,16 @@ def lay_out(name: str, folder: Path) -> Path:
         if file.startswith(f"{name}/"):
             with (folder / file).open("wb") as data:
                 data.truncate(size)
+    return target
+
+
+def lay_out_whole(name: str, folder: Path) -> Path:
+    """Copy the bundle `name` below `folder` with the weights that it was exported with."""
+    target = folder / name
+    shutil.copytree(HOME / name, target)
+    for packed in sorted((WEIGHTS / name).rglob("*.xz")):
+        file = target / packed.relative_to(WEIGHTS / name).with_suffix("")
+        file.write_bytes(lzma.decompress(packed.read_bytes()))
     return target
 
 
@@ -76,22 +89,39 @@ class Target:
         self._length = 0
         self._states: dict[str, ort.OrtValue] = {}
         self._elements = {i.name: _element(i.type) for i in self._session.get_inputs()}
+        self._turns_in_three = any(
+            port.name == "position_ids" and len(port.shape) == 3
+            for port in self._session.get_inputs()
+        )
         for port in self._session.get_inputs():
             if port.name.startswith("past"):
-                sizes = [1 if d == "batch" else d if isinstance(d, int) else 0
-                         for d in port.shape]  # fmt: skip
+                sizes = [FREE.get(d, d if isinstance(d, int) else 0) for d in port.shape]
                 zeros = np.zeros(sizes, DTYPES[self._elements[port.name]])
                 self._states[port.name] = _to_ort(zeros, self._elements[port.name])
 
-    def step(self, tokens: list[int]) -> dict[str, np.ndarray]:
-        """Feed `tokens`; returns every output as float32."""
+    @property
+    def states(self) -> tuple[int, dict[str, ort.OrtValue]]:
+        """All that a step leaves for the next one."""
+        return self._length, dict(self._states)
+
+    def rewind(self, states: tuple[int, dict[str, ort.OrtValue]]) -> None:
+        """Go back to `states`."""
+        self._length, self._states = states[0], dict(states[1])
+
+    def step(self, tokens: list[int], **more: np.ndarray) -> dict[str, np.ndarray]:
+        """Feed `tokens`, and `more` by input; returns every output as float32."""
         rows, self._length = len(tokens), self._length + len(tokens)
         feeds = {
             "input_ids": np.array([tokens]),
             "attention_mask": np.ones((1, self._length), np.int64),
             "position_ids": np.arange(self._length - rows, self._length)[None],
         }
+        if self._turns_in_three:
+            feeds["position_ids"] = np.stack([feeds["position_ids"]] * 3)
         fed = {n: _to_ort(v, 7) for n, v in feeds.items() if n in self._elements}
+        for name, values in more.items():
+            element = self._elements[name]
+            fed[name] = _to_ort(values.astype(DTYPES[element]), element)
         names = [output.name for output in self._session.get_outputs()]
         values = self._session.run_with_ort_values(names, fed | self._states)
         made = dict(zip(names, values, strict=True))

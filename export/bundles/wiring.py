@@ -17,7 +17,8 @@ from export.bundles.graph_index import LOOK_THROUGH, GraphIndex, op_name
 from export.bundles.layout import Declared
 from export.bundles.weights import NORMS, embedding, lm_head
 
-__all__ = ["HeadWiring", "HiddenKind", "Sharing", "hidden_outputs", "wire_head"]
+__all__ = ["HeadWiring", "HiddenKind", "Sharing", "final_norm", "hidden_outputs"]
+__all__ += ["wire_head"]
 
 
 class HiddenKind(StrEnum):
@@ -72,7 +73,7 @@ def hidden_outputs(index: GraphIndex) -> dict[str, HiddenKind]:
     """
     states = ("present", "logits")
     names = [o.name for o in index.graph.output if not o.name.startswith(states)]
-    norm = _final_norm(index)
+    norm = final_norm(index)
     before = after = None
     if norm is not None:
         skip = op_name(norm).startswith("com.microsoft.Skip")
@@ -108,7 +109,8 @@ def wire_head(
     )
 
 
-def _final_norm(index: GraphIndex) -> onnx.NodeProto | None:
+def final_norm(index: GraphIndex) -> onnx.NodeProto | None:
+    """The norm before the LM head, or the last one where another graph makes the logits."""
     product = lm_head(index)
     if product is not None:
         norm = index.producers.get(index.source(product.input[0]))
