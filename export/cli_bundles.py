@@ -64,6 +64,11 @@ def inspect_command(bundle: Path, as_json: bool, node: str | None) -> None:
     show_default=True,
     help="Execution provider that the bundle is to run on.",
 )
+@click.option(
+    "--rewrite-data",
+    is_flag=True,
+    help="Write data files without the bytes that no graph reads; needs -o.",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--diff", is_flag=True, help="Show changed lines, nodes in ONNX text.")
 def repair_command(
@@ -72,13 +77,15 @@ def repair_command(
     in_place: bool,
     prefer: str | None,
     provider: str,
+    rewrite_data: bool,
     dry_run: bool,
     diff: bool,
 ) -> None:
     """Mend the BUNDLE of another exporter; what comes out is the same kind of bundle.
 
-    Types that do not agree, norms without epsilon, a wrong hidden state for the head,
-    metadata. A second run says "nothing to do".
+    Types that do not agree, norms without epsilon, 1 + w added in half precision, quantised
+    products that fast kernels pass by, a wrong hidden state for the head, metadata. Data
+    files are copied as they are. A second run says "nothing to do".
 
     \b
     Examples:
@@ -94,6 +101,7 @@ def repair_command(
             prefer=prefer,
             provider=provider,
             dry_run=dry_run,
+            rewrite_data=rewrite_data,
         )
     except (ExportError, ParseError) as e:
         raise click.ClickException(str(e)) from e

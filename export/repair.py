@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +16,13 @@ from export.bundles.describe import load_graphs
 from export.bundles.graph_index import GraphIndex, read_graph_file
 from export.bundles.layout import BundleLayout, find_layout
 from export.bundles.mend_metadata import mend_metadata
-from export.errors import BundleError, ExportError
+from export.errors import ExportError
+from export.repair_files import copy_with, replace_file, written_anew
+from export.stored_values import reader_of
 from passes.expose_hidden import ExposeHiddenPass
+from passes.fold_offsets import FoldOffsetsPass
 from passes.guard_norms import GuardNormsPass
+from passes.plain_nbits import PlainNBitsPass
 from passes.retype import RetypePass
 from passes.settle_attention import SettleAttentionPass
 from passes.unify_types import UnifyTypesPass
@@ -53,11 +54,12 @@ def repair_bundle(
     prefer: str | None = None,
     provider: str = "cpu",
     dry_run: bool = False,
+    rewrite_data: bool = False,
 ) -> tuple[FileRepair, ...]:
     """Mend the bundle in `folder` into `output`; empty when there was nothing to do.
 
-    Weights are never rewritten: data files are copied as they are. When `output` is
-    `folder`, each changed file is replaced as a whole.
+    Weights are never rewritten unless `rewrite_data` asks for it: data files are copied as
+    they are. When `output` is `folder`, each changed file is replaced as a whole.
 
     Args:
         folder: Of the bundle.
@@ -67,41 +69,52 @@ def repair_bundle(
             for this one, the graph computes in it behind unchanged inputs and outputs.
         provider: ``cpu`` or ``cuda``.
         dry_run: Only say what would be done.
+        rewrite_data: Write data files that hold bytes which no graph reads without them;
+            needs another `output` than `folder`.
 
     Raises:
         BundleError: When `folder` holds no bundle that can be read.
-        RepairError: When `prefer` is unknown, or `output` exists already.
+        RepairError: When `prefer` is unknown, `output` exists already, or data files cannot
+            be rewritten.
     """
     if prefer is not None and prefer not in PREFERENCES:
         raise RepairError(f"'{prefer}' is none of {', '.join(PREFERENCES)}")
     in_place = output.exists() and output.resolve() == folder.resolve()
     if output.exists() and not in_place:
         raise RepairError(f"{output} exists; name a folder that does not")
+    if in_place and rewrite_data:
+        raise RepairError("data files are rewritten into a new folder only; name one with -o")
     layout = find_layout(folder)
     kind = PREFERENCES[prefer] if prefer else None
     written: dict[str, bytes] = {}
     repairs = []
     for role, file in layout.graphs.items():
         expose = role == "target" and layout.head is not None
-        repair, content = _mend_graph(folder / file, role, file, kind, provider, expose)
+        repair, content = _mend_graph(layout, role, kind, provider, expose)
         if content is not None:
             repairs.append(repair)
             written[file] = content
     for repair, content in _mend_metadata(layout, written.get(layout.target)):
         repairs.append(repair)
         written[repair.file] = content
+    compacted = written_anew(layout, written) if rewrite_data else {}
+    for file, plan in compacted.items():
+        done = f"{plan.dropped} bytes that no graph reads left out"
+        repairs.append(FileRepair(file, (done,), ()))
     if not dry_run and in_place:
         for file, content in written.items():
-            _replace(folder / file, content)
+            replace_file(folder / file, content)
     elif not dry_run:
-        _write(folder, output, written)
+        copy_with(folder, output, written, compacted)
     return tuple(repairs)
 
 
 def _mend_graph(
-    path: Path, role: str, file: str, prefer: str | None, provider: str, expose: bool
+    layout: BundleLayout, role: str, prefer: str | None, provider: str, expose: bool
 ) -> tuple[FileRepair, bytes | None]:
-    before = read_graph_file(path)
+    file = layout.graphs[role]
+    before = read_graph_file(layout.folder / file)
+    read = reader_of(layout.folder, file)
     model = ir.from_proto(before)
     done = []
     if GuardNormsPass()(model).modified:
@@ -119,6 +132,10 @@ def _mend_graph(
         if RetypePass(source, target)(model).modified:
             done.append(f"{source.name.lower()} carried out as {prefer}")
             UnifyTypesPass(prefer, provider)(model)
+    if FoldOffsetsPass(read)(model).modified:
+        done.append("1 + w of norms folded")
+    if PlainNBitsPass(read)(model).modified:
+        done.append("quantised products brought to the form of the fast kernels")
     if not done:
         return FileRepair(file, (), ()), None
     after = ir.to_proto(model)
@@ -175,38 +192,3 @@ def _changed_lines(before: list[str], after: list[str]) -> Iterator[str]:
     for line in difflib.unified_diff(before, after, lineterm="", n=0):
         if not line.startswith(("---", "+++", "@@")):
             yield line
-
-
-def _replace(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).chmod(path.stat().st_mode & 0o777)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _write(folder: Path, output: Path, written: dict[str, bytes]) -> None:
-    """Copy the bundle beside `output` and rename it there when it is whole."""
-    paths = [(path, path.relative_to(folder)) for path in sorted(folder.rglob("*"))]
-    for path, _ in paths:
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise BundleError(f"{path} is a link or no plain file; put the file itself there")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
-    try:
-        for path, name in paths:
-            if path.is_dir():
-                (stage / name).mkdir()
-            elif name.as_posix() not in written:
-                shutil.copyfile(path, stage / name)
-        for file, content in written.items():
-            (stage / file).write_bytes(content)
-        stage.chmod(0o755)
-        stage.rename(output)
-    except OSError:
-        shutil.rmtree(stage, ignore_errors=True)
-        raise

@@ -48,6 +48,8 @@ class GuardNormsPass(ir.passes.InPlacePass):
 def _bare(root: ir.Value) -> bool:
     """Whether a value is the root of a sum of squares with nothing added to it."""
     node = root.producer()
+    if node is not None and node.op_type == "ReduceL2":
+        return True
     if node is None or node.op_type != "Sqrt" or node.inputs[0] is None:
         return False
     total = node.inputs[0].producer()

@@ -1,4 +1,5 @@
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as state
-from third_party import NAMES, Target, copy_weights, fill_weights, lay_out
+from third_party import NAMES, Target, copy_weights, fill_weights, lay_out, lay_out_whole
 
 from export.bundles import BundleError
 from export.bundles.check import check_bundle
@@ -126,13 +127,14 @@ def test_a_target_without_that_state_gets_it_as_an_output(tmp_path: Path) -> Non
 def test_repair_leaves_no_finding_that_it_mends(tmp_path: Path) -> None:
     bundle = lay_out("artifact-f16-cuda", tmp_path)
     gone = codes(bundle) - codes((repair_bundle(bundle, tmp_path / "o"), tmp_path / "o")[1])
-    assert gone == {"numerics.epsilon", "mtp.hidden"}
+    assert gone == {"numerics.epsilon", "numerics.offset", "mtp.hidden"}
 
 
 def test_the_difference_shows_the_node_before_and_after(tmp_path: Path) -> None:
     bundle = lay_out("artifact-bf16-default", tmp_path)
     repairs = {repair.file: repair for repair in repair_bundle(bundle, tmp_path / "o")}
-    before, after = repairs["mtp/model.onnx"].difference
+    lines = [line for line in repairs["mtp/model.onnx"].difference if "Attention" in line]
+    before, after = lines
     assert before.startswith("-") and "is_causal: int = 1" in before
     assert after.startswith("+") and "is_causal" not in after
 
@@ -165,3 +167,67 @@ def test_a_link_in_the_bundle_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="is a link"):
         repair_bundle(bundle, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["oga-fp32-cpu-w0"]
+
+
+@pytest.mark.parametrize("name", ["artifact-f16-cuda", "artifact-f16-default-noisy"])
+def test_folded_norms_and_guards_leave_every_value_as_it_was(
+    tmp_path: Path, name: str
+) -> None:
+    bundle = lay_out_whole(name, tmp_path)
+    done = [r.done for r in repair_bundle(bundle, tmp_path / "out")]
+    assert all("1 + w of norms folded" in words for words in done[:2])
+    before, after = Target(bundle / "model.onnx"), Target(tmp_path / "out" / "model.onnx")
+    for tokens in STEPS:
+        expected, got = before.step(tokens), after.step(tokens)
+        for output, values in expected.items():
+            np.testing.assert_allclose(
+                got[output], values, atol=2e-3, rtol=2e-3, err_msg=output
+            )
+
+
+def test_data_files_lose_their_orphaned_bytes_when_asked(tmp_path: Path) -> None:
+    bundle = lay_out_whole("artifact-f32-default", tmp_path)
+    repairs = repair_bundle(bundle, tmp_path / "out", rewrite_data=True)
+    assert ("1061376 bytes that no graph reads left out",) in [r.done for r in repairs]
+    assert (tmp_path / "out" / "model.onnx.data").stat().st_size == 2_122_240 - 1_061_376
+    assert "files.orphaned" not in codes(tmp_path / "out")
+    before, after = Target(bundle / "model.onnx"), Target(tmp_path / "out" / "model.onnx")
+    for tokens in STEPS:
+        expected, got = before.step(tokens), after.step(tokens)
+        for output, values in expected.items():
+            np.testing.assert_array_equal(got[output], values, err_msg=output)
+    again = repair_bundle(tmp_path / "out", tmp_path / "twice", rewrite_data=True)
+    assert again == () and digests(tmp_path / "out") == digests(tmp_path / "twice")
+
+
+def test_data_files_are_not_rewritten_in_place(tmp_path: Path) -> None:
+    bundle = lay_out("artifact-f32-default", tmp_path)
+    with pytest.raises(RepairError, match="new folder only"):
+        repair_bundle(bundle, bundle, rewrite_data=True)
+
+
+def test_shared_places_in_the_metadata_move_along(tmp_path: Path) -> None:
+    bundle = lay_out_whole("oga-fp32-cpu-w0", tmp_path)
+    data = bundle / "model.onnx.data"
+    model = onnx.load(bundle / "mtp.onnx", load_external_data=False)
+    target = onnx.load(bundle / "model.onnx", load_external_data=False)
+    metadata = bundle / "genai_config.json"
+    shift = 4096  # as after a second save: everything lies further on
+    data.write_bytes(bytes(shift) + data.read_bytes())
+    for graph in (model, target):
+        for tensor in graph.graph.initializer:
+            said = {entry.key: entry for entry in tensor.external_data}
+            if said and said["location"].value == "model.onnx.data":
+                said["offset"].value = str(int(said["offset"].value) + shift)
+    onnx.save(model, bundle / "mtp.onnx")
+    onnx.save(target, bundle / "model.onnx")
+    text = metadata.read_text()
+    metadata.write_text(
+        text.replace('"offset": "0"', '"offset": "4096"').replace("983584", "987680")
+    )
+    repair_bundle(bundle, tmp_path / "out", rewrite_data=True)
+    config = json.loads((tmp_path / "out" / "genai_config.json").read_text())
+    assert config == json.loads(text)
+    tokens = [1, 5, 9, 2]
+    before, after = (Target(b / "model.onnx") for b in (bundle, tmp_path / "out"))
+    np.testing.assert_array_equal(after.step(tokens)["logits"], before.step(tokens)["logits"])

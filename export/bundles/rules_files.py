@@ -113,7 +113,7 @@ FILE_RULES: Sequence[BundleRule] = (
         severity=Severity.WARNING,
         title="data files hold nothing but weights",
         explanation="Saving external data a second time appends to the file it was in.",
-        remedy="repair writes the data file anew when it is asked to",
+        remedy="repair --rewrite-data leaves the unread bytes out; a build reads none of them",
         run=_orphaned,
     ),
 )

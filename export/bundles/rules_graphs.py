@@ -163,7 +163,7 @@ GRAPH_RULES: Sequence[BundleRule] = (
         severity=Severity.ERROR,
         title="the metadata lists the target's inputs",
         explanation="A runtime feeds what the metadata lists; the graph demands what it has.",
-        remedy="repair writes the list anew",
+        remedy="repair lists what is missing; take out of the metadata what the graph lacks",
         run=_inputs,
     ),
     BundleRule(
@@ -171,7 +171,7 @@ GRAPH_RULES: Sequence[BundleRule] = (
         severity=Severity.WARNING,
         title="a norm has an epsilon",
         explanation="A key or query of zeros, such as padding gives, becomes NaN and stays.",
-        remedy="repair guards it",
+        remedy="repair bounds the root from below; other rows keep their values bit for bit",
         run=_epsilon,
     ),
     BundleRule(
@@ -179,7 +179,7 @@ GRAPH_RULES: Sequence[BundleRule] = (
         severity=Severity.WARNING,
         title="1 + w is folded in float32",
         explanation="In bfloat16 the sum has eight bits; w near zero vanishes.",
-        remedy="repair folds it",
+        remedy="repair folds it, where the weight's bytes are there to be read",
         run=_offset,
     ),
 )

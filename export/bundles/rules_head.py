@@ -118,7 +118,7 @@ HEAD_RULES: Sequence[BundleRule] = (
             "Qwen3.5-class heads are trained on it; with the state before it nothing fails "
             "and fewer drafts are accepted."
         ),
-        remedy="repair exposes that state and names it for the head",
+        remedy="repair exposes that state and names it in the metadata, where there is any",
         run=_hidden,
     ),
     BundleRule(
