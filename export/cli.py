@@ -9,6 +9,7 @@ from export.cli_build import build_command
 from export.cli_bundles import inspect_command, repair_command
 from export.cli_check import check_command
 from export.cli_demo import demo_command
+from export.cli_pieces import diff_command, extract_command
 
 __all__ = ["main"]
 
@@ -34,5 +35,7 @@ for command in (
     check_command,
     inspect_command,
     repair_command,
+    extract_command,
+    diff_command,
 ):
     main.add_command(command)

@@ -127,3 +127,23 @@ def test_build_of_a_bundle_without_its_weights_is_one_clear_line(tmp_path: Path)
     code, out, err = call("build", bundle, "-o", tmp_path / "a")
     assert (code, out) == (1, "")
     assert err.startswith("Error: model.onnx.data") and err.count("\n") == 1
+
+
+def test_diff_exits_0_1_and_2(tmp_path: Path) -> None:
+    bundle = lay_out_whole("artifact-f32-default", tmp_path)
+    assert call("diff", bundle, bundle) == (0, "the same\n", "")
+    call("repair", bundle, "-o", tmp_path / "out")
+    code, out, _ = call("diff", bundle, tmp_path / "out")
+    assert code == 1 and "+ Max(" in out and out.endswith(" differences\n")
+    (tmp_path / "empty").mkdir()
+    code, out, err = call("diff", bundle, tmp_path / "empty")
+    assert (code, out) == (2, "") and err.startswith("Error: ")
+
+
+def test_extract_says_what_it_cut(tmp_path: Path) -> None:
+    bundle = lay_out_whole("oga-fp32-cpu-w0", tmp_path)
+    words = ("--from", "hidden_states", "--to", "logits", "-o", tmp_path / "piece")
+    code, out, _ = call("extract", bundle, *words)
+    assert code == 0 and "1 nodes of the target, inputs hidden_states, outputs logits" in out
+    code, _, err = call("extract", bundle, *words)
+    assert code == 1 and "exists" in err

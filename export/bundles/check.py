@@ -10,6 +10,7 @@ from artifacts.types.check import check_types
 from export.bundles.describe import inspect_bundle, load_graphs
 from export.bundles.layout import find_layout
 from export.bundles.rule import Bundle, BundleRule
+from export.bundles.rules_capture import CAPTURE_RULES
 from export.bundles.rules_files import FILE_RULES
 from export.bundles.rules_graphs import GRAPH_RULES
 from export.bundles.rules_head import HEAD_RULES
@@ -17,7 +18,12 @@ from export.bundles.rules_types import TYPE_RULES
 
 __all__ = ["RULES", "TYPE_RULES", "check_bundle"]
 
-RULES: Sequence[BundleRule] = (*FILE_RULES, *GRAPH_RULES, *HEAD_RULES)
+RULES: Sequence[BundleRule] = (
+    *FILE_RULES,
+    *GRAPH_RULES,
+    *HEAD_RULES,
+    *CAPTURE_RULES,
+)
 """All rules but `TYPE_RULES`, whose findings ``artifacts.types.check`` makes."""
 
 
