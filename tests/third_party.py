@@ -82,8 +82,10 @@ def copy_weights(source: Path, target: Path) -> None:
 class Target:
     """A plain dynamic loop over a target graph on the CPU, states carried by name."""
 
-    def __init__(self, graph: Path) -> None:
+    def __init__(self, graph: Path, *, optimise: bool = True) -> None:
         options = ort.SessionOptions()
+        if not optimise:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
         self._session = ort.InferenceSession(graph, options, ["CPUExecutionProvider"])
         self._length = 0

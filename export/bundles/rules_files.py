@@ -32,6 +32,14 @@ def _links(bundle: Bundle) -> Iterator[Fault]:
             yield file.file, "it is a link, behind a link, or no plain file"
 
 
+def _hard_links(bundle: Bundle) -> Iterator[Fault]:
+    for file in bundle.description.files:
+        if file.state in (FileState.PRESENT, FileState.TRUNCATED):
+            names = (bundle.layout.folder / file.file).lstat().st_nlink
+            if names > 1:
+                yield file.file, f"the file has {names} names (hard links)"
+
+
 def _escapes(bundle: Bundle) -> Iterator[Fault]:
     for file in bundle.description.files:
         if file.state is FileState.OUTSIDE:
@@ -83,6 +91,14 @@ FILE_RULES: Sequence[BundleRule] = (
         explanation="External data behind a link is refused by ONNX Runtime and by onnx.",
         remedy="put the file itself there",
         run=_links,
+    ),
+    BundleRule(
+        code="files.hard_link",
+        severity=Severity.WARNING,
+        title="a data file has one name",
+        explanation="ONNX Runtime reads such a file; onnx and onnx_ir refuse to.",
+        remedy="copy the file; repair -o writes copies",
+        run=_hard_links,
     ),
     BundleRule(
         code="files.escapes",

@@ -84,6 +84,18 @@ def _inputs(bundle: Bundle) -> Iterator[Fault]:
             )
 
 
+def _layers(bundle: Bundle) -> Iterator[Fault]:
+    said = bundle.layout.declared.layers
+    target = bundle.description.graphs[0]
+    held = {state.layer for state in target.states if state.layer is not None}
+    if said is not None and held and said != len(held):
+        yield (
+            f"{bundle.layout.metadata}:num_hidden_layers",
+            f"it says {said} layers, and the target holds states of {len(held)}; the block of "
+            "a head is no layer of the target",
+        )
+
+
 def _epsilon(bundle: Bundle) -> Iterator[Fault]:
     for role, index in bundle.graphs.items():
         places = [node.name for node in index.graph.node if _bare_norm(index, node)]
@@ -165,6 +177,17 @@ GRAPH_RULES: Sequence[BundleRule] = (
         explanation="A runtime feeds what the metadata lists; the graph demands what it has.",
         remedy="repair lists what is missing; take out of the metadata what the graph lacks",
         run=_inputs,
+    ),
+    BundleRule(
+        code="metadata.layers",
+        severity=Severity.ERROR,
+        title="the metadata counts the layers that the target has",
+        explanation=(
+            "A runtime makes a cache a layer; with the head's block counted among them it "
+            "feeds inputs that are not there."
+        ),
+        remedy="correct the number in the metadata",
+        run=_layers,
     ),
     BundleRule(
         code="numerics.epsilon",
