@@ -14,6 +14,7 @@ from artifacts import LayerKind
 from export.build import Model
 from export.errors import BundleError
 from export.importing import import_bundle
+from export.repair import repair_bundle
 from export.sources import read_source
 
 MOBIUS, GENAI = "artifact-f32-default", "oga-fp32-cpu-w0"
@@ -399,3 +400,19 @@ def test_a_bundle_without_a_head_is_read_without_one(tmp_path: Path) -> None:
 def test_the_head_starts_from_the_right_state_and_that_is_said(mobius) -> None:
     assert mobius[1].spec.head.hidden_source == "post_norm"
     assert "starts its head from hidden_states.3" in mobius[1].notes[0]
+
+
+@pytest.mark.parametrize("name", ["artifact-bf16-default", "artifact-f16-cuda"])
+@pytest.mark.parametrize("prefer", [None, "fp32"])
+def test_a_mended_bundle_is_the_same_model(tmp_path: Path, name: str, prefer) -> None:
+    bundle = lay_out_whole(name, tmp_path)
+    repair_bundle(bundle, tmp_path / "out", prefer=prefer)
+    before, after = import_bundle(bundle), import_bundle(tmp_path / "out")
+    assert before.spec == after.spec
+    theirs = values(before)
+    for weight, array in values(after).items():  # norms were rounded to the bundle's type
+        step = 0.0 if theirs[weight].dtype != np.float32 else 8e-3
+        np.testing.assert_allclose(
+            array.astype(np.float32), theirs[weight].astype(np.float32), rtol=step,
+            err_msg=weight,
+        )  # fmt: skip

@@ -79,12 +79,12 @@ def lm_head(index: GraphIndex) -> onnx.NodeProto | None:
 
 
 def embedding(index: GraphIndex) -> onnx.NodeProto | None:
-    """The look-up of token ids in an initializer."""
+    """The look-up of token ids in an initializer, cast or as it is."""
     for node in index.graph.node:
         if op_name(node) in LOOKUPS and len(node.input) > 1:
             ids = index.inputs.get(index.source(node.input[1]))
             tokens = ids is not None and "ids" in ids.name and "position" not in ids.name
-            if tokens and node.input[0] in index.initializers:
+            if tokens and index.source(node.input[0]) in index.initializers:
                 found: onnx.NodeProto = node
                 return found
     return None

@@ -43,10 +43,10 @@ def dequantised(
     limit = rows_per_block((n, k), 4)
 
     def rows() -> Iterator[Array]:
-        data, scale = packed().reshape(n, -1), scales().reshape(n, blocks)
-        zero = None if zeros is None else zeros().reshape(n, -1)
         for start in range(0, len(index), limit):
             part = index[start : start + limit]
+            data, scale = packed().reshape(n, -1), scales().reshape(n, blocks)
+            zero = None if zeros is None else zeros().reshape(n, -1)
             pairs = data[part].reshape(len(part), blocks, block // 2)
             values = _nibbles(pairs).astype(np.float32)
             values -= _zeros(zero, part, blocks)[..., None]

@@ -49,7 +49,7 @@ class BundleGraph:
         if op_name(node) != "Gather" or self.reader.allow(node, axis=(0,)) is None:
             self.reader.refuse(node, "embeddings that are packed are not known here")
         self.reader.understood(node)
-        tensor = self.index.initializers[node.input[0]]
+        tensor = self.index.initializers[self.reader.source(node.input[0])]
         shape = tuple(tensor.dims)
         if len(shape) != 2:
             self.reader.refuse(node, f"its table is {list(shape)}")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from artifacts import ParseError
-from artifacts.graph_file import open_regular
 from export.bundles.data_files import FileState, data_files, dtype_name, region, tensor_bytes
 from export.bundles.graph_index import GraphIndex, op_name
 from export.bundles.layout import BundleLayout
@@ -19,6 +17,7 @@ from export.errors import BundleError
 from export.importing.columns import Columns
 from export.importing.dequantise import dequantised
 from export.importing.reader import Array, Reader
+from export.importing.tensor_file import StoredTensor, transposed
 from passes.streamed import StreamedTensor, from_array, rows_per_block
 
 __all__ = ["Weights"]
@@ -30,8 +29,6 @@ FLOATS: dict[int, np.dtype[np.generic]] = {
 }
 DTYPES = FLOATS | {onnx.TensorProto.UINT8: np.dtype(np.uint8)}
 MAX_SIZE = 2**31
-Open = Callable[[], Array]
-"""Gives a stored tensor, mapped from its file as long as the array lives."""
 
 
 class Weights:
@@ -47,12 +44,12 @@ class Weights:
         """Matrices that were stored in four bits."""
         _check(layout, file, self._index)
 
-    def open(self, name: str) -> Open:
+    def open(self, name: str) -> StoredTensor:
         """How to get the tensor `name`, a float or bytes."""
         tensor = self._index.initializers.get(name)
         if tensor is None:
             raise BundleError(f"{self._file} stores no '{name}', which a product reads")
-        dtype, shape = DTYPES.get(tensor.data_type), tuple(tensor.dims)
+        dtype = DTYPES.get(tensor.data_type)
         if dtype is None:
             raise BundleError(
                 f"'{name}' in {self._file} is {dtype_name(tensor.data_type)}; only float, "
@@ -60,18 +57,8 @@ class Weights:
             )
         self._reader.read.add(name)
         place = region(tensor, self._file)
-        if place is None:
-            return lambda: onnx.numpy_helper.to_array(tensor)
-        path = self._layout.folder / place.file
-
-        def mapped() -> Array:
-            try:
-                with open_regular(path) as file:
-                    return np.memmap(file, dtype, "r", place.offset, shape)
-            except (OSError, ValueError, ParseError) as e:
-                raise BundleError(f"'{name}' cannot be read from {path}: {e}") from e
-
-        return mapped
+        path = None if place is None else self._layout.folder / place.file
+        return StoredTensor(tensor, path, 0 if place is None else place.offset, dtype)
 
     def vector(self, value: str, size: int, what: str) -> StreamedTensor:
         """A vector in float32, ``1 + w`` and ``-exp(w)`` computed in float32."""
@@ -93,8 +80,7 @@ class Weights:
         if tensor is None or math.prod(tensor.dims) != math.prod(shape):
             found = "no weight" if tensor is None else f"{list(tensor.dims)}"
             raise BundleError(f"'{name}' in {self._file} is {found}, not {list(shape)}")
-        stored = self.open(name)
-        return _picked(lambda: stored().reshape(shape), np.arange(shape[0]), shape[1:], tensor)
+        return _picked(self.open(name), np.arange(shape[0]), shape[1:], tensor)
 
     def matrix(self, picked: Columns) -> StreamedTensor:
         """The columns of a product as rows ``[n, in]``."""
@@ -118,26 +104,33 @@ class Weights:
         if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in FLOATS:
             reader.refuse(node, f"'{name}' is no stored matrix of floats")
         stored = self.open(name)
-        rows = stored if out_first else (lambda: stored().T)
         width = tensor.dims[1 if out_first else 0]
-        return _picked(rows, picked.index, (width,), tensor)
+        return _picked(stored, picked.index, (width,), tensor, turned=not out_first)
 
 
 def _picked(
-    stored: Open, index: Array, rest: tuple[int, ...], tensor: onnx.TensorProto
+    stored: StoredTensor,
+    index: Array,
+    rest: tuple[int, ...],
+    tensor: onnx.TensorProto,
+    *,
+    turned: bool = False,
 ) -> StreamedTensor:
-    """Rows `index` of what `stored` gives, block by block."""
+    """Rows `index` of what `stored` gives, or of its transpose, block by block."""
     dtype = DTYPES[tensor.data_type]
-    shape = (len(index), *rest)
+    shape, whole = (len(index), *rest), (-1, *rest)
     limit = rows_per_block(shape, dtype.itemsize)
 
     def blocks() -> Iterator[Array]:
-        rows = stored()
         for start in range(0, len(index), limit):
             part = index[start : start + limit]
-            first, last = int(part[0]), int(part[-1])
-            in_order = last - first + 1 == len(part) and (np.diff(part) == 1).all()
-            yield np.ascontiguousarray(rows[first : last + 1] if in_order else rows[part])
+            if turned:
+                first = int(part.min())
+                columns = stored.columns(first, int(part.max()) + 1)
+                yield transposed(columns)[part - first]
+            else:
+                # mapped anew for each block: pages count as this process's until then
+                yield np.array(stored().reshape(whole)[part])
 
     return StreamedTensor(blocks, dtype=ir.DataType(tensor.data_type), shape=shape, name=None)
 
