@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
+from artifacts.types.table import signature
 from export.errors import BundleError
 
 __all__ = ["LOOK_THROUGH", "GraphIndex", "attribute", "op_name", "read_graph_file"]
@@ -47,7 +48,27 @@ def read_graph_file(path: Path) -> onnx.ModelProto:
         raise BundleError(f"{path} is not an ONNX model: {e}") from e
     if not model.graph.output:
         raise BundleError(f"{path} is not an ONNX model: its graph has no outputs")
+    _check_counts(path, model)
     return model
+
+
+def _check_counts(path: Path, model: onnx.ModelProto) -> None:
+    """Refuse a node with fewer inputs than its operator cannot do without."""
+    default = {"ai.onnx": ""}  # the domain's long name
+    opsets = {default.get(o.domain, o.domain): o.version for o in model.opset_import}
+    own = {(f.domain, f.name) for f in model.functions}
+    for node in model.graph.node:
+        domain = default.get(node.domain, node.domain)
+        known = signature(node.op_type, domain, opsets.get(domain, 1))
+        least = 0
+        if known is not None and (domain, node.op_type) not in own:
+            least = sum(formal.kind == "s" for formal in known.inputs)
+        if len(node.input) < least or not node.output:
+            raise BundleError(
+                f"{path} is no graph to work with: {node.name} ({node.op_type}) has "
+                f"{len(node.input)} inputs and {len(node.output)} outputs; its operator takes "
+                f"{least} or more and gives one or more"
+            )
 
 
 def op_name(node: onnx.NodeProto) -> str:

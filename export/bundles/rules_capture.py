@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import onnx
-import onnx_ir as ir
 
 from artifacts.findings import Severity
+from artifacts.rules_aliases import Flow
 from artifacts.types.check import walk_model
 from artifacts.types.table import ort_table, signature
 from export.bundles.graph_index import GraphIndex, op_name
 from export.bundles.rule import Bundle, BundleRule, Fault
 from export.bundles.states import shape_of
-from passes.alias_order import AliasOrderPass
 
 __all__ = ["CAPTURE_RULES"]
 
@@ -133,18 +132,23 @@ def _reached_by_values(index: GraphIndex) -> dict[str, str]:
 
 def _alias_order(bundle: Bundle) -> Iterator[Fault]:
     for graph in bundle.description.graphs if bundle.provider == "cuda" else ():
-        pairs = [
-            (state.present, state.past)
-            for state in graph.states
-            if state.present and state.shape == state.present_shape
-            and all(isinstance(size, int) for size in state.shape[1:])
-        ]  # fmt: skip
-        model = ir.from_proto(bundle.graphs[graph.role].model)
-        for pair in pairs:
-            try:
-                AliasOrderPass([pair], provider="cuda", rows=1).requires(model)
-            except ir.passes.PreconditionError as e:
-                yield f"{graph.role}:{pair[1]}", str(e).partition(": ")[2]
+        index = bundle.graphs[graph.role]
+        flow = Flow(index.graph)
+        for state in graph.states:
+            fixed = all(isinstance(size, int) for size in state.shape[1:])
+            if not state.present or not fixed or state.shape != state.present_shape:
+                continue  # a cache that grows is told by its sizes
+            made = index.source(state.present)
+            writer = flow.writer(made)
+            if writer is None:
+                continue
+            late = flow.readers(state.past, {made}) - flow.before(writer) - {writer}
+            if late:
+                yield (
+                    f"{graph.role}:{state.past}",
+                    f"{', '.join(flow.shown(i) for i in sorted(late)[:SHOWN])} may read it "
+                    f"after {flow.shown(writer)} has overwritten it",
+                )
 
 
 def _place(role: str, node: onnx.NodeProto) -> str:

@@ -34,6 +34,16 @@ def import_bundle(folder: Path) -> Model:
     layout = find_layout(folder)
     if layout.missing:
         raise BundleError(f"{layout.missing[0]} is named by {layout.metadata} and not there")
+    try:
+        return _imported(layout)
+    except (LookupError, OverflowError, TypeError, ValueError) as e:
+        raise BundleError(
+            f"a graph of {folder.name} has attributes or constants of another kind than its "
+            f"operators take: {e}"
+        ) from e
+
+
+def _imported(layout: BundleLayout) -> Model:
     graphs = load_graphs(layout)
     target = BundleGraph(layout, "target", graphs["target"])
     stack, width = target.stack()
@@ -56,7 +66,7 @@ def import_bundle(folder: Path) -> Model:
         weights={name: tensor.renamed(name) for name, tensor in weights.items()},
         source=Source(
             kind="bundle",
-            name=folder.resolve().name,
+            name=layout.folder.resolve().name,
             config_sha256=_digest(layout),
             left_out=(),
         ),

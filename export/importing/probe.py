@@ -68,7 +68,14 @@ def probe(
     )
     try:
         found = ReferenceEvaluator(model).run(list(outputs), dict(feeds))
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as e:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as e:
         raise BundleError(f"what makes '{outputs[0]}' cannot be run: {e}") from e
     return [np.asarray(value) for value in found]
 
