@@ -297,7 +297,7 @@ int main(int argc, char** argv) {
   int chosen = 0;
   w4::Tuning t{};
   for (int v = 0; v < static_cast<int>(variants.size()); v++)
-    for (int ring : {111, 92, 74, 222})
+    for (int ring : {111, 92, 74, 55, 222})
       for (int blocks_each : {1, 2}) {
         const w4::Tuning point{device.multiProcessorCount * blocks_each, ring * 1024, 2};
         const double one = time_chain(variants[v], forward, 1, point, 9), four = time_chain(variants[v], forward, 4, point, 9);
