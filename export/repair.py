@@ -17,9 +17,9 @@ import onnx_ir as ir
 from artifacts.types.check import check_types
 from export.bundles.describe import inspect_bundle
 from export.bundles.graph_index import read_graph_file
-from export.bundles.layout import BundleError, BundleLayout, find_layout
+from export.bundles.layout import BundleLayout, find_layout
 from export.bundles.wiring import HiddenKind
-from export.errors import ExportError
+from export.errors import BundleError, ExportError
 from passes.retype import RetypePass
 from passes.settle_attention import SettleAttentionPass
 from passes.unify_types import UnifyTypesPass

@@ -13,6 +13,7 @@ import numpy as np
 from runtime.accept import Result, parse_result
 from runtime.buffers import Array
 from runtime.errors import RequestError
+from runtime.graph_lines import captured_counters
 from runtime.load import Loaded, load
 from runtime.propose import HeadProposer, NoProposer, Proposer
 from runtime.request import check_prompt, drafts_of
@@ -140,7 +141,8 @@ class Decoder:
             SlotError: The graph failed.
         """
         check_prompt(self.manifest, ids)
-        self.sequence, self.stats = None, Stats(prompt_tokens=len(ids))
+        self.sequence = None
+        self.stats = Stats(prompt_tokens=len(ids), graphs=captured_counters(self._slots))
         with self.stats.phase("host"):
             self._buffers.reset()
             prompt = np.array([ids], np.int64)

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from artifacts import Buffer, Manifest
 from artifacts.buffers import contract_buffers
 from artifacts.manifest import GRAPHS
 from runtime.buffers import Buffers, CpuBuffers
+from runtime.device_memory import DeviceMemory
 from runtime.errors import LoadError
 from runtime.session import Session, SessionOptions, require_provider
 from runtime.slots import GraphSlot, Slot
@@ -43,12 +45,14 @@ class Loaded:
     manifest: Manifest
     buffers: Buffers
     slots: dict[str, Slot]
+    memory: DeviceMemory | None
+    """Where device memory went; None on the CPU."""
+    closing: ExitStack
+    """Closes slots, then memory, then the device."""
 
     def close(self) -> None:
         """Give slots and memory back."""
-        for slot in self.slots.values():
-            slot.close()
-        self.buffers.close()
+        self.closing.close()
 
 
 def load(
@@ -64,13 +68,15 @@ def load(
         folder: Holds ``manifest.json``.
         threads: Threads of a graph; 0 takes as many as there are cores.
         prepack: Whether graphs keep copies of their matrices in their kernels' layout; where
-            None, those of `packed_graphs` do.
-        progress: Called with the name of each graph before it is loaded.
+            None, those of `packed_graphs` do. The CPU's alone.
+        progress: Called with the name of each graph before it is loaded, and on a device
+            with what else is being done.
 
     Raises:
         ParseError: ``manifest.json`` does not say what it must.
         LoadError: Files, graphs and manifest do not go together, or this machine lacks the
             provider or the memory.
+        DeviceError: The device, its libraries or its memory are missing.
     """
     manifest = Manifest.read(folder)
     require_provider(manifest.target.provider)
@@ -84,17 +90,39 @@ def load(
         )
     for graph in manifest.graphs.values():
         check_file(folder / graph.file, graph.sha256, limit=MAX_GRAPH_BYTES)
-    packed = packed_graphs(size) if prepack is None else GRAPHS if prepack else ()
+    tell = progress or (lambda _: None)
+    with ExitStack() as closing:
+        memory = None
+        buffers: Buffers
+        if manifest.target.provider == "cuda":
+            from runtime.cuda_load import load_cuda
+
+            options = SessionOptions(threads=threads)
+            buffers, slots, memory = load_cuda(folder, manifest, options, closing, tell)
+        else:
+            packed = packed_graphs(size) if prepack is None else GRAPHS if prepack else ()
+            buffers, slots = _load_cpu(folder, manifest, threads, packed, closing, tell)
+        return Loaded(folder, manifest, buffers, slots, memory, closing.pop_all())
+
+
+def _load_cpu(
+    folder: Path,
+    manifest: Manifest,
+    threads: int,
+    packed: Collection[str],
+    closing: ExitStack,
+    tell: Callable[[str], None],
+) -> tuple[Buffers, dict[str, Slot]]:
     buffers = CpuBuffers(manifest.buffers)
+    closing.callback(buffers.close)
     slots: dict[str, Slot] = {}
     for name, graph in manifest.graphs.items():
-        if progress is not None:
-            progress(name)
-        path = folder / graph.file
+        tell(name)
         options = SessionOptions(threads=threads, prepack=name in packed)
-        session = Session(path, manifest.target.provider, options)
+        session = Session(folder / graph.file, manifest.target.provider, options)
         slots[name] = GraphSlot(name, graph, session, buffers)
-    return Loaded(folder, manifest, buffers, slots)
+        closing.callback(slots[name].close)
+    return buffers, slots
 
 
 def packed_graphs(weight_bytes: int) -> Collection[str]:

@@ -11,10 +11,11 @@ import onnx
 
 from export.bundles.data_files import DataFile, data_files, dtype_name, region
 from export.bundles.graph_index import GraphIndex, op_name, read_graph_file
-from export.bundles.layout import BundleError, BundleLayout, find_layout
+from export.bundles.layout import BundleLayout, find_layout
 from export.bundles.states import CacheKind, State, cache_kind, find_states, shape_of
 from export.bundles.weights import WeightTotal, totals
 from export.bundles.wiring import HeadWiring, HiddenKind, hidden_outputs, wire_head
+from export.errors import BundleError
 
 __all__ = ["BundleDescription", "GraphDescription", "NodeView", "Value"]
 __all__ += ["inspect_bundle", "inspect_node", "load_graphs"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from export.bundles.layout import BundleError
+from export.errors import BundleError
 
 __all__ = ["LOOK_THROUGH", "GraphIndex", "attribute", "op_name", "read_graph_file"]
 

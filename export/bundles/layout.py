@@ -15,13 +15,9 @@ from pathlib import Path, PurePosixPath
 
 from artifacts import Fields, ParseError
 from export.bundles.metadata import read_metadata
-from export.errors import ExportError
+from export.errors import BundleError
 
-__all__ = ["BundleError", "BundleLayout", "Declared", "Exporter", "find_layout"]
-
-
-class BundleError(ExportError):
-    """A folder of another exporter is not what it must be."""
+__all__ = ["BundleLayout", "Declared", "Exporter", "find_layout"]
 
 
 class Exporter(StrEnum):
