@@ -7,7 +7,7 @@ code then serves buffers on a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -16,7 +16,7 @@ import numpy as np
 from artifacts import Buffer
 from runtime.errors import LoadError, SlotError
 
-__all__ = ["Array", "Buffers", "CpuBuffers", "numpy_dtype"]
+__all__ = ["Array", "Buffers", "Checkpoint", "CpuBuffers", "numpy_dtype"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -30,6 +30,16 @@ CACHES = (".key", ".value")
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The numpy type of a manifest's dtype."""
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+class Checkpoint(Protocol):
+    """What some buffers held at a moment, kept on their own device."""
+
+    def restore(self) -> None:
+        """Give the buffers those values again; may be repeated."""
+
+    def close(self) -> None:
+        """Give the memory back; a later `restore` raises `SlotError`."""
 
 
 class Buffers(Protocol):
@@ -49,6 +59,9 @@ class Buffers(Protocol):
 
     def reset(self) -> None:
         """Make all as before the first prompt: states zero, nothing committed."""
+
+    def checkpoint(self, names: Collection[str]) -> Checkpoint:
+        """Copy some buffers as they are now."""
 
     def close(self) -> None:
         """Give the memory back; every later call raises `SlotError`."""
@@ -99,6 +112,10 @@ class CpuBuffers:
             if not name.endswith(CACHES):
                 array[...] = 0
 
+    def checkpoint(self, names: Collection[str]) -> Checkpoint:
+        """Copy some buffers as they are now."""
+        return _CpuCheckpoint(self, {name: self.read(name) for name in names})
+
     def close(self) -> None:
         """Give the memory back; every later call raises `SlotError`."""
         self._arrays.clear()
@@ -111,6 +128,25 @@ class CpuBuffers:
                 f"{list(shape)} from element {offset} on does not fit"
             )
         return array.reshape(-1)[offset : offset + size].reshape(shape)
+
+
+class _CpuCheckpoint:
+    """`Checkpoint` in the host's memory."""
+
+    def __init__(self, buffers: CpuBuffers, values: dict[str, Array]) -> None:
+        self._buffers = buffers
+        self._values: dict[str, Array] | None = values
+
+    def restore(self) -> None:
+        """Give the buffers those values again; may be repeated."""
+        if self._values is None:
+            raise SlotError("the checkpoint is closed. Prefill from the start")
+        for name, values in self._values.items():
+            self._buffers.write(name, values)
+
+    def close(self) -> None:
+        """Give the memory back; a later `restore` raises `SlotError`."""
+        self._values = None
 
 
 def _allocate(name: str, buffer: Buffer) -> Array:
