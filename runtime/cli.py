@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from artifacts.version import __version__
+from runtime.cli_chat import chat_command
 from runtime.cli_check import check_command
 from runtime.cli_generate import generate_command
 
@@ -19,9 +20,11 @@ def main() -> None:
     \b
     Examples:
       mtp-run generate qwen-mtp --prompt "def main():"
+      mtp-run chat qwen-mtp
       mtp-run check qwen-mtp
     """
 
 
 main.add_command(generate_command)
+main.add_command(chat_command)
 main.add_command(check_command)
