@@ -8,6 +8,7 @@ from artifacts.version import __version__
 from runtime.cli_chat import chat_command
 from runtime.cli_check import check_command
 from runtime.cli_generate import generate_command
+from runtime.cli_serve import serve_command
 
 __all__ = ["main"]
 
@@ -21,10 +22,12 @@ def main() -> None:
     Examples:
       mtp-run generate qwen-mtp --prompt "def main():"
       mtp-run chat qwen-mtp
+      mtp-run serve qwen-mtp
       mtp-run check qwen-mtp
     """
 
 
 main.add_command(generate_command)
 main.add_command(chat_command)
+main.add_command(serve_command)
 main.add_command(check_command)
