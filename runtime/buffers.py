@@ -7,6 +7,8 @@ code then serves buffers on a device.
 from __future__ import annotations
 
 import math
+import statistics
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -30,6 +32,10 @@ CACHES = (".key", ".value")
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The numpy type of a manifest's dtype."""
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+COPIES = 7
+"""Copies of which `copy_bandwidth` takes the median."""
 
 
 class Checkpoint(Protocol):
@@ -62,6 +68,9 @@ class Buffers(Protocol):
 
     def checkpoint(self, names: Collection[str]) -> Checkpoint:
         """Copy some buffers as they are now."""
+
+    def copy_bandwidth(self, size: int) -> float:
+        """Bytes per second, read and written, of copying `size` bytes within this memory."""
 
     def close(self) -> None:
         """Give the memory back; every later call raises `SlotError`."""
@@ -115,6 +124,16 @@ class CpuBuffers:
     def checkpoint(self, names: Collection[str]) -> Checkpoint:
         """Copy some buffers as they are now."""
         return _CpuCheckpoint(self, {name: self.read(name) for name in names})
+
+    def copy_bandwidth(self, size: int) -> float:
+        """Bytes per second, read and written, of copying `size` bytes in memory."""
+        source, to = np.ones(size, np.uint8), np.empty(size, np.uint8)
+        times = []
+        for _ in range(COPIES):
+            start = time.perf_counter()
+            np.copyto(to, source)
+            times.append(time.perf_counter() - start)
+        return 2 * size / statistics.median(times)
 
     def close(self) -> None:
         """Give the memory back; every later call raises `SlotError`."""

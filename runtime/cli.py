@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from artifacts.version import __version__
+from runtime.cli_bench import bench_command
 from runtime.cli_chat import chat_command
 from runtime.cli_check import check_command
 from runtime.cli_generate import generate_command
@@ -24,10 +25,12 @@ def main() -> None:
       mtp-run chat qwen-mtp
       mtp-run serve qwen-mtp
       mtp-run check qwen-mtp
+      mtp-run bench qwen-mtp
     """
 
 
 main.add_command(generate_command)
 main.add_command(chat_command)
 main.add_command(serve_command)
+main.add_command(bench_command)
 main.add_command(check_command)

@@ -20,7 +20,6 @@ from runtime.errors import RequestError
 from runtime.load import load
 from runtime.report import figures, print_figures, turn_json
 from runtime.request import drafts_of
-from runtime.session import SessionOptions
 from runtime.template_options import parse_options
 from runtime.tokenizer import Tokenizer
 
@@ -77,7 +76,7 @@ def chat_command(
     with errors_at_the_edge(context):
         variables = parse_options(options)
         with spinner(quiet=as_json) as progress:
-            loaded = load(folder, SessionOptions(threads=threads), progress=progress)
+            loaded = load(folder, threads=threads, progress=progress)
             tokenizer = Tokenizer.of(folder, loaded.manifest)
             template = ChatTemplate.of(folder, loaded.manifest)
         with Decoder(loaded) as decoder:

@@ -10,7 +10,6 @@ import click
 
 from runtime.edge import FOLDER, THREADS, errors_at_the_edge
 from runtime.errors import LoadError, RequestError
-from runtime.session import SessionOptions
 
 __all__ = ["serve_command"]
 
@@ -99,7 +98,7 @@ def serve_command(
                     most_waiting=queue,
                     timeout=timeout,
                     grace=grace,
-                    options=SessionOptions(threads=threads),
+                    threads=threads,
                 ),
                 listening,
                 lambda line: click.echo(line, err=True),

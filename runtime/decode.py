@@ -14,11 +14,11 @@ import numpy as np
 from runtime.accept import Result, parse_result
 from runtime.buffers import Array
 from runtime.errors import RequestError
+from runtime.graph_lines import captured_counters
 from runtime.load import Loaded, load
 from runtime.propose import HeadProposer, NoProposer, Proposer
 from runtime.request import check_prompt, drafts_of
 from runtime.reuse import KeptStates, pieces
-from runtime.session import SessionOptions
 from runtime.state import Sequence, Step
 from runtime.stats import Stats
 
@@ -67,13 +67,14 @@ class Decoder:
         )
 
     @classmethod
-    def open(cls, folder: Path, options: SessionOptions | None = None) -> Self:
+    def open(cls, folder: Path, *, threads: int = 0) -> Self:
         """Load the artifact in `folder`; raises what `load` raises."""
-        return cls(load(folder, options))
+        return cls(load(folder, threads=threads))
 
     def close(self) -> None:
         """Give graphs and memory back."""
         self.sequence = None
+        self._kept.close()
         self.loaded.close()
 
     def __enter__(self) -> Self:
@@ -170,7 +171,8 @@ class Decoder:
         """
         check_prompt(self.manifest, ids)
         fed = None if self.sequence is None else self.sequence.fed
-        self.sequence, self.stats = None, Stats(prompt_tokens=len(ids))
+        self.sequence = None
+        self.stats = Stats(prompt_tokens=len(ids), graphs=captured_counters(self._slots))
         with self.stats.phase("host"):
             with self.stats.phase("prefill"):
                 held = self._kept.rewind(ids, fed) if reuse else self._kept.restart()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from typing import Protocol
 
+import numpy as np
+
+from runtime.buffers import Buffers
 from runtime.slots import Slot
 from runtime.state import Sequence
 
-__all__ = ["HeadProposer", "NoProposer", "Proposer"]
+__all__ = ["ForcedProposer", "HeadProposer", "NoProposer", "Proposer"]
 
 
 class Proposer(Protocol):
@@ -35,6 +39,49 @@ class HeadProposer:
         """Guess with the draft graph, which always makes k guesses."""
         self._draft.run()
         return min(self._k, most)
+
+
+class ForcedProposer:
+    """The head's drafts, replaced by tokens that are known to be right or wrong.
+
+    For measurements at a chosen acceptance: the head still runs and the verify still
+    decides; only the ids between them are set by hand.
+    """
+
+    def __init__(
+        self,
+        head: Proposer,
+        buffers: Buffers,
+        tokens: Tokens[int],
+        *,
+        acceptance: float,
+        vocab_size: int,
+        seed: int = 0,
+    ) -> None:
+        """Replace drafts.
+
+        Args:
+            head: What is measured.
+            buffers: Hold ``ids``.
+            tokens: What the target emits after this prompt, recorded before.
+            acceptance: Chance of each draft to be the recorded token.
+            vocab_size: Of the wrong tokens.
+            seed: Of the chances.
+        """
+        self._head, self._buffers, self._tokens = head, buffers, tokens
+        self._acceptance, self._vocab = acceptance, vocab_size
+        self._random = np.random.default_rng(seed)
+
+    def propose(self, sequence: Sequence, most: int) -> int:
+        """Let the head guess, then overwrite its guesses."""
+        drafted = self._head.propose(sequence, most)
+        start = len(sequence.emitted)
+        known = np.array(self._tokens[start : start + drafted], np.int64)
+        wrong = self._random.random(len(known)) >= self._acceptance
+        known[wrong] = (known[wrong] + 1) % self._vocab
+        ids = np.array([[sequence.emitted[-1], *known]], np.int64)
+        self._buffers.write("ids", ids)
+        return len(known)
 
 
 class NoProposer:

@@ -15,6 +15,7 @@ so far and cannot be taken back. So a copy is kept of the states after one or tw
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,9 +23,12 @@ import numpy as np
 
 from artifacts import Manifest
 from runtime.buffers import CACHES, Buffers, Checkpoint
+from runtime.errors import DeviceError
 from runtime.slots import Slot
 
 __all__ = ["KeptStates", "pieces"]
+
+logger = logging.getLogger(__name__)
 
 KEPT = 2
 """Checkpoints at most: the one before this turn and the one before the last. Each takes as
@@ -55,10 +59,14 @@ class KeptStates:
 
     def restart(self) -> int:
         """Make all as before the first prompt; returns 0, the tokens fed."""
-        while self._kept:
-            self._kept.pop().states.close()
+        self.close()
         self._buffers.reset()
         return 0
+
+    def close(self) -> None:
+        """Give the memory of all copies back."""
+        while self._kept:
+            self._kept.pop().states.close()
 
     def rewind(self, ids: Sequence[int], fed: Sequence[int] | None) -> int:
         """Make the buffers hold the longest known beginning of `ids`, never all of it.
@@ -83,12 +91,20 @@ class KeptStates:
         return len(kept.tokens)
 
     def keep(self, tokens: Sequence[int]) -> None:
-        """Copy the states as they are: `tokens` were fed, the last of them by a prefill."""
+        """Copy the states as they are: `tokens` were fed, the last of them by a prefill.
+
+        Without room on the device nothing is kept, and later prompts have more to feed.
+        """
         if len(tokens) in self.lengths:
             return
         if len(self._kept) == KEPT:
             self._kept.pop(0).states.close()
-        self._kept.append(_Kept(tuple(tokens), self._buffers.checkpoint(self._names)))
+        try:
+            states = self._buffers.checkpoint(self._names)
+        except DeviceError as e:
+            logger.info("the state after %d tokens is not kept: %s", len(tokens), e)
+            return
+        self._kept.append(_Kept(tuple(tokens), states))
 
     def catch_up(self) -> None:
         """Write the head's rows of the last forward; drafting does it, prefill and decode not.

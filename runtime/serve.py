@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -16,7 +16,6 @@ from runtime.serve_guard import LOCAL_HOSTS, Access
 from runtime.serve_metrics import Metrics
 from runtime.serve_model import ServedModel
 from runtime.serve_worker import Worker
-from runtime.session import SessionOptions
 
 __all__ = ["LOCAL_HOSTS", "Serving", "run_server", "server"]
 
@@ -37,7 +36,8 @@ class Serving:
     """Seconds for a request, waiting included."""
     grace: int = 10
     """Seconds that requests get to finish at the end."""
-    options: SessionOptions = field(default_factory=SessionOptions)
+    threads: int = 0
+    """Threads of a graph on the CPU; 0: every core."""
 
 
 def server(serving: Serving) -> tuple[uvicorn.Server, Worker]:
@@ -50,7 +50,7 @@ def server(serving: Serving) -> tuple[uvicorn.Server, Worker]:
     model = ServedModel.of(serving.folder, serving.name)
     metrics = Metrics()
     worker = Worker(
-        lambda: model.open_decoder(serving.options),
+        lambda: model.open_decoder(serving.threads),
         model.tokenizer,
         metrics,
         most_waiting=serving.most_waiting,

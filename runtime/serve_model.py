@@ -16,7 +16,6 @@ from runtime.errors import LoadError, RequestError
 from runtime.request import check_prompt, drafts_of
 from runtime.serve_body import Ask, BodyError
 from runtime.serve_worker import Event, Job
-from runtime.session import SessionOptions
 from runtime.tokenizer import Tokenizer
 
 __all__ = ["ServedModel"]
@@ -55,9 +54,9 @@ class ServedModel:
             folder, name, manifest, tokenizer, template, int(time.time()), threading.Lock()
         )
 
-    def open_decoder(self, options: SessionOptions) -> Decoder:
+    def open_decoder(self, threads: int) -> Decoder:
         """Load the graphs, in the thread that will run them."""
-        return Decoder.open(self.folder, options)
+        return Decoder.open(self.folder, threads=threads)
 
     def job(self, ask: Ask, *, timeout: float, tell: Callable[[Event], None]) -> Job:
         """What is to be decoded for a request.

@@ -119,6 +119,8 @@ class Worker:
         self._ready.wait()
         if self._broken is not None:
             raise self._broken
+        if not self.alive:
+            raise RunError("the decoding thread ended at once; the log says why")
 
     def stop(self) -> None:
         """End the running job within a step, fail those that wait, close the decoder."""

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.slots import Counters
+
 __all__ = ["PHASES", "Stats"]
 
 PHASES = ("prefill", "draft", "verify", "decode", "host")
@@ -34,6 +36,8 @@ class Stats:
     first_token: float | None = None
     """Seconds from the start of the prompt to its first token."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    graphs: dict[str, Counters] = field(default_factory=dict)
+    """Label -> what a captured slot did since it was opened, over all prompts."""
     _open: list[str] = field(default_factory=list)
     _since: float = 0.0
 
@@ -100,4 +104,5 @@ class Stats:
                 {"tried": tried, "accepted": accepted} for tried, accepted in self.positions
             ],
             "seconds": dict(self.seconds),
+            "graphs": {label: counters.to_json() for label, counters in self.graphs.items()},
         }
