@@ -86,6 +86,7 @@ def run_server(
         ParseError: Its manifest does not say what it must.
     """
     made, worker = server(serving)
+    listening.listen()  # from now on a client is not refused, at most made to wait
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     tell(f"serving {serving.folder.name} at http://{shown}:{port}/v1; Ctrl-C stops")
