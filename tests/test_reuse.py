@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.decode import Decoder
-from runtime.errors import FiniteError, RequestError
+from runtime.errors import DeviceError, FiniteError, RequestError, SlotError
 from runtime.reuse import pieces
 from runtime.state import Finish
 
@@ -241,3 +241,38 @@ def test_chunks_end_at_the_cut_and_nowhere_else_in_vain():
     assert list(pieces(7, 10, 4, 6)) == [(7, 10)]
     assert list(pieces(0, 10, 4, 10)) == [(0, 4), (4, 8), (8, 10)]
     assert list(pieces(10, 10, 4, 3)) == []
+
+
+def test_where_there_is_no_room_for_a_copy_nothing_is_kept_and_all_is_right(
+    decoder, rows, monkeypatch
+):
+    def full(names):
+        raise DeviceError("a copy of the buffer takes 9 bytes")
+
+    monkeypatch.setattr(decoder.loaded.buffers, "checkpoint", full)
+    list(decoder.generate(PROMPT, 4, keep_at=5))
+    rows.take()
+    ask(decoder, [*PROMPT[:6], 9])
+    assert (rows.take(), decoder.stats.reused) == (7, 0)
+
+
+def test_two_states_are_kept_the_latest_ones(decoder):
+    decoder.prefill(PROMPT, keep_at=2)
+    for length in (4, 6):
+        decoder.prefill([*PROMPT, length], reuse=True)
+        decoder.sequence = None
+        decoder.prefill(PROMPT, reuse=True, keep_at=length)
+        decoder.sequence = None
+    ask(decoder, [*PROMPT[:5], 9])
+    assert decoder.stats.reused == 4
+    ask(decoder, [*PROMPT[:3], 9])
+    assert decoder.stats.reused == 0
+
+
+def test_closing_gives_the_copies_back(tmp_path):
+    decoder = Decoder.open(C.write(tmp_path))
+    decoder.prefill(PROMPT, keep_at=5)
+    (kept,) = decoder._kept._kept
+    decoder.close()
+    with pytest.raises(SlotError, match="checkpoint is closed"):
+        kept.states.restore()
