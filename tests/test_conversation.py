@@ -1,9 +1,13 @@
 """Many turns against one fresh prefill of all their text, token for token."""
 
+from itertools import product
 from pathlib import Path
+from string import ascii_letters
 
+import numpy as np
 import pytest
-from chat_artifact import FORGETFUL, TOKENIZER, write
+from chat_artifact import FORGETFUL, TEMPLATE, TOKENIZER, VOCAB, write
+from counting_artifact import Counting
 
 import export
 from artifacts import Target
@@ -11,6 +15,7 @@ from export.build import build
 from export.options import BuildOptions
 from export.sources import read_source
 from runtime.chat_template import ChatTemplate
+from runtime.committed import cache_rows, states_of
 from runtime.conversation import Conversation, chat_prompt
 from runtime.decode import Decoder
 from runtime.errors import RequestError
@@ -104,6 +109,62 @@ def test_an_end_of_turn_inside_a_block_is_prefilled_again_from_what_was_kept(tmp
         # kept: where the assistant's turn was opened, one marker before the prompt's end
         assert decoder.stats.reused == len(ids) - 1
         assert sum(rows) == len(again) - len(ids) + 1
+
+
+def test_the_true_end_of_a_turn_inside_a_block_is_not_gone_on_from(tmp_path):
+    """The next prompt begins with all that was emitted, and still not with what was fed."""
+    c = Counting(vocab=VOCAB, capacity=512, miss=0)
+    turn, answer = next(
+        (turn, answer)
+        for turn in product(ascii_letters, repeat=2)
+        for answer in [c.greedy(TOKENIZER.encode(f"<|u|>{''.join(turn)}<|end|>\n<|a|>"), 3)]
+        if all(len(TOKENIZER.decode([token])) == 1 for token in answer)
+        and TOKENIZER.decode(answer).isalnum()
+        and TOKENIZER.decode(answer).isascii()
+        and answer[2] not in answer[:2]
+    )
+    end = TOKENIZER.decode(answer[2:])  # what this model ends its turns with
+    closed = TEMPLATE.replace(
+        "<|end|>", f"{{{{ '{end}' if m.role == 'assistant' else '<|end|>' }}}}"
+    )
+    folder = write(tmp_path, miss=0, eos=(answer[2],), template=closed)
+    decoder, conversation, _ = converse(folder)
+    with decoder:
+        list(conversation.ask("".join(turn), 30))
+        assert conversation.answer.ids == answer
+        emitted = [*decoder.sequence.prompt, *answer]
+        messages = [*conversation.messages, {"role": "user", "content": "b"}]
+        list(conversation.ask("b", 9))
+        ids, want = fresh_answer(folder, conversation, messages, 9)
+        assert ids[: len(emitted)] == emitted
+        assert conversation.answer.ids == want
+        assert decoder.stats.reused == len(emitted) - len(answer) - 1
+
+
+def test_caches_and_states_are_those_of_a_fresh_prefill(trained):
+    """Of target and head, after going on from the live state and from a kept one."""
+    text = "def main(argv):\n    import os\n    return os.path.join(argv[0], "
+    with Decoder.open(trained) as decoder, Decoder.open(trained) as fresh:
+        ids = Tokenizer.of(trained, decoder.manifest).encode(text)
+        kept = len(ids) - 4
+        list(decoder.generate(ids, 14, keep_at=kept))
+        live = decoder.sequence.fed
+        for prompt, held in (((*live, 7, 8, 9), len(live)), ((*ids[:kept], 7, 8), kept)):
+            decoder.prefill(prompt, reuse=True)
+            assert decoder.stats.reused == held
+            fresh.prefill(prompt)
+            whole = all_of(fresh, len(prompt))
+            for name, values in all_of(decoder, len(prompt)).items():
+                assert np.allclose(values, whole[name], rtol=0, atol=2e-4), name
+
+
+def all_of(decoder, length):
+    """Rows of every cache and every state; the head's last row is open until a draft."""
+    loaded = decoder.loaded
+    found = states_of(loaded) | cache_rows(loaded, 0, length)
+    for name in ("head.0.key", "head.0.value"):
+        found[name] = loaded.buffers.read(name)[:, :, : length - 1]
+    return found
 
 
 def test_a_stop_string_inside_a_block_is_prefilled_again_from_what_was_kept(tmp_path):
