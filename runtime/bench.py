@@ -92,6 +92,8 @@ class BenchReport:
     """Of `copy_bytes_per_second`: what reading the weights in a graph's time comes to."""
     graphs: dict[str, dict[str, int]]
     memory: dict[str, Any] | None
+    load_seconds: float | None
+    """From files to captured graphs."""
     versions: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +102,11 @@ class BenchReport:
 
 
 def bench(
-    loaded: Loaded, options: BenchOptions, progress: Callable[[str], None] = lambda _: None
+    loaded: Loaded,
+    options: BenchOptions,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    load_seconds: float | None = None,
 ) -> BenchReport:
     """Measure `loaded`; raises what decoding raises."""
     manifest = loaded.manifest
@@ -134,6 +140,7 @@ def bench(
         },
         graphs={n: c.to_json() for n, c in captured_counters(loaded.slots).items()},
         memory=None if loaded.memory is None else loaded.memory.to_json(),
+        load_seconds=load_seconds,
         versions={
             "producer": PRODUCER,
             "onnxruntime": onnxruntime.__version__,

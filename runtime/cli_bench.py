@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import click
@@ -71,7 +72,9 @@ def bench_command(
       mtp-run bench qwen-mtp --context 512,8192 --forced-acceptance 0.83 --json
     """
     with errors_at_the_edge(context), spinner(quiet=as_json) as progress:
+        start = time.perf_counter()
         loaded = load(folder, threads=threads, progress=progress)
+        load_seconds = time.perf_counter() - start
         try:
             built = loaded.manifest.k
             chosen = ks or ((built,) if built else ())
@@ -91,7 +94,7 @@ def bench_command(
                 warm_up=warm_up,
                 seed=seed,
             )
-            report = bench(loaded, options, progress)
+            report = bench(loaded, options, progress, load_seconds=load_seconds)
             lines = graph_lines(loaded.slots)
         finally:
             loaded.close()
@@ -126,6 +129,8 @@ def render(report: BenchReport, graphs: list[str]) -> str:
         )
         + " of it"
     )
+    if report.load_seconds is not None:
+        lines.append(f"loaded in {report.load_seconds:.1f} s")
     if report.memory is not None:
         lines.append("device memory: " + json.dumps(report.memory))
     return "\n".join(lines + graphs)

@@ -246,6 +246,10 @@ class Life:
         for _ in range(3):
             self.decoder.step()
         self.loaded.slots["draft"].run()
+        # so that a draft that did nothing shows: it would leave these ids
+        newest = self.loaded.buffers.read("ids", (1, 1))
+        wrong = np.full((1, self.k + 1), newest[0, 0], np.int64)
+        self.loaded.buffers.write("ids", wrong)
         count = np.array([self.k - number % 2 if self.k > 1 else 1], np.int32)
         self.loaded.buffers.write("draft_count", count)
         return {name: self.loaded.buffers.read(name) for name in self.loaded.manifest.buffers}
