@@ -56,6 +56,7 @@ class Decoder:
         self._buffers = loaded.buffers
         self._slots = loaded.slots
         self._kept = KeptStates(m, loaded.buffers, loaded.slots)
+        self._reuse = False
         self._chunk = m.prefill_rows if chunk is None else chunk
         if not 1 <= self._chunk <= m.prefill_rows:
             raise RequestError(
@@ -160,7 +161,8 @@ class Decoder:
             stop_ids: Tokens that end it.
             reuse: Feed only what follows the longest beginning of `ids` whose state is at
                 hand: the state of now, or one that was kept; ``stats.reused`` tells how long
-                it was.
+                it was. Also lets the head keep up to the end, so that later prompts may go on
+                from this one without a gap in its cache.
             keep_at: Keep the state after so many tokens of `ids` for later prompts.
             before_chunk: Called before each chunk; may raise, which loses the sequence.
 
@@ -171,7 +173,7 @@ class Decoder:
         """
         check_prompt(self.manifest, ids)
         fed = None if self.sequence is None else self.sequence.fed
-        self.sequence = None
+        self.sequence, self._reuse = None, reuse
         self.stats = Stats(prompt_tokens=len(ids), graphs=captured_counters(self._slots))
         with self.stats.phase("host"):
             with self.stats.phase("prefill"):
@@ -248,7 +250,7 @@ class Decoder:
         most = min(k, sequence.useful_drafts)
         self.sequence = None  # until the step is whole: an interrupt must not leave half of it
         with self.stats.phase("host"):
-            if k and not most:  # the last one: let the head keep up, the sequence may go on
+            if self._reuse and k and not most:  # the last one, but the sequence may go on
                 self._kept.catch_up()
             drafted = self._propose(sequence, most) if most > 0 else 0
             if drafted:

@@ -67,7 +67,8 @@ def ask(decoder, ids, count=8, **options) -> list[int]:
 @pytest.mark.parametrize("same", [True, False])
 def test_a_prompt_that_extends_what_was_fed_feeds_the_rest_alone(decoder, rows, count, same):
     """After any number of emitted tokens; `same`: the newest one, not yet fed, goes on too."""
-    made = tokens_of(decoder.generate(PROMPT, count))
+    decoder.sequence = None
+    made = tokens_of(decoder.generate(PROMPT, count, reuse=True))
     rows.take()
     fed = len(PROMPT) + count - 1
     newest = made[-1] if same else (made[-1] + 1) % C.vocab
