@@ -51,6 +51,9 @@ class Checkpoint(Protocol):
 class Buffers(Protocol):
     """Named memory on some device."""
 
+    holder: object | None
+    """Whose sequence they hold; None after a `reset`, until somebody feeds one again."""
+
     def declared(self, name: str) -> Buffer:
         """Type and shape of the buffer; raises `SlotError` where there is none."""
 
@@ -80,6 +83,7 @@ class CpuBuffers:
     """`Buffers` in the host's memory."""
 
     def __init__(self, declared: Mapping[str, Buffer]) -> None:
+        self.holder: object | None = None
         self._declared = dict(declared)
         self._arrays = {name: _allocate(name, buffer) for name, buffer in declared.items()}
 
@@ -117,6 +121,7 @@ class CpuBuffers:
 
     def reset(self) -> None:
         """Make all as before the first prompt: states zero, nothing committed."""
+        self.holder = None
         for name, array in self._arrays.items():
             if not name.endswith(CACHES):
                 array[...] = 0

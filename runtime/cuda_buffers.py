@@ -47,6 +47,7 @@ class CudaBuffers:
         Raises:
             DeviceError: The device has too little memory.
         """
+        self.holder: object | None = None
         self._declared = dict(declared)
         self._driver = driver
         self._host_only = frozenset(host_only)
@@ -130,6 +131,7 @@ class CudaBuffers:
 
     def reset(self) -> None:
         """Make all as before the first prompt: states zero, nothing committed."""
+        self.holder = None
         self._sent.clear()
         for name in self._declared:
             if not name.endswith(CACHES):

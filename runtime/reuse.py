@@ -61,6 +61,7 @@ class KeptStates:
         """Make all as before the first prompt; returns 0, the tokens fed."""
         self.close()
         self._buffers.reset()
+        self._buffers.holder = self
         return 0
 
     def close(self) -> None:
@@ -78,6 +79,8 @@ class KeptStates:
         Returns:
             How many tokens were fed to the state that is there now; 0 after a reset.
         """
+        if self._buffers.holder is not self:  # others used them since: nothing is left
+            return self.restart()
         if fed and _extends(ids, fed):
             self._follow(ids[len(fed)])
             return len(fed)

@@ -277,3 +277,16 @@ def test_closing_gives_the_copies_back(tmp_path):
     decoder.close()
     with pytest.raises(SlotError, match="checkpoint is closed"):
         kept.states.restore()
+
+
+def test_a_state_that_somebody_else_used_up_is_not_gone_on_from(tmp_path):
+    with Decoder.open(C.write(tmp_path)) as decoder:
+        other = Decoder(decoder.loaded)
+        for use in (decoder.loaded.buffers.reset, lambda: other.prefill([9] * 30, reuse=True)):
+            made = tokens_of(decoder.generate(PROMPT, 4, reuse=True, keep_at=5))
+            use()
+            ask(decoder, [*PROMPT, *made, 1])
+            assert decoder.stats.reused == 0
+            use()
+            ask(decoder, [*PROMPT[:7], 1])
+            assert decoder.stats.reused == 0

@@ -446,7 +446,7 @@ def test_two_hundred_requests_from_eight_clients_half_of_them_cancelled(folder, 
             before = resident_kilobytes()
             begin = time.monotonic()
             outcomes = list(pool.map(one, range(200)))
-            assert time.monotonic() - begin < 20
+            assert time.monotonic() - begin < 60
         assert outcomes == ["cancelled" if n % 2 else "completed" for n in range(200)]
         assert resident_kilobytes() - before < 30_000
         limit = time.monotonic() + 5
@@ -507,7 +507,7 @@ def test_decoding_stops_within_a_step_when_the_client_leaves(folder, monkeypatch
                 connection.getresponse().close()
             connection.close()
             wait_until(lambda: metrics(port)["mtp_requests_running"] == 1)
-            time.sleep(0.2)  # for the server to see it
+            time.sleep(0.4)  # for the server to see it
             held.let(1)
             wait_until(lambda: metrics(port)["mtp_requests_running"] == 0)
             assert held.steps == most + 1
