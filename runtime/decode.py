@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Tokens
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +18,7 @@ from runtime.graph_lines import captured_counters
 from runtime.load import Loaded, load
 from runtime.propose import HeadProposer, NoProposer, Proposer
 from runtime.request import check_prompt, drafts_of
+from runtime.reuse import KeptStates, pieces
 from runtime.state import Sequence, Step
 from runtime.stats import Stats
 
@@ -53,6 +55,8 @@ class Decoder:
         self.sequence: Sequence | None = None
         self._buffers = loaded.buffers
         self._slots = loaded.slots
+        self._kept = KeptStates(m, loaded.buffers, loaded.slots)
+        self._reuse = False
         self._chunk = m.prefill_rows if chunk is None else chunk
         if not 1 <= self._chunk <= m.prefill_rows:
             raise RequestError(
@@ -71,6 +75,7 @@ class Decoder:
     def close(self) -> None:
         """Give graphs and memory back."""
         self.sequence = None
+        self._kept.close()
         self.loaded.close()
 
     def __enter__(self) -> Self:
@@ -91,6 +96,9 @@ class Decoder:
         *,
         k: int | None = None,
         stop_ids: Collection[int] | None = None,
+        reuse: bool = False,
+        keep_at: int | None = None,
+        before_chunk: Callable[[], None] | None = None,
     ) -> Iterator[Step]:
         """Prefill `ids` and step until something ends it; greedy.
 
@@ -99,6 +107,9 @@ class Decoder:
             max_new_tokens: Most tokens to emit, 1 or more.
             k: Drafts a step, 0 for plain decoding; what the artifact is built for where None.
             stop_ids: Tokens that end it; the artifact's end-of-text tokens where None.
+            reuse: As for `prefill`.
+            keep_at: As for `prefill`.
+            before_chunk: As for `prefill`.
 
         Yields:
             The first token as a step without drafts, then each step. The last one says why it
@@ -114,19 +125,33 @@ class Decoder:
         if max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {max_new_tokens}; ask for 1 or more")
         stop = self.manifest.eos_token_ids if stop_ids is None else stop_ids
-        return self._generate(ids, max_new_tokens, drafts, stop)
+        prefill = partial(
+            self.prefill,
+            ids,
+            max_new_tokens,
+            stop_ids=stop,
+            reuse=reuse,
+            keep_at=keep_at,
+            before_chunk=before_chunk,
+        )
+        return self._generate(prefill, drafts)
 
-    def _generate(
-        self, ids: Tokens[int], most: int, k: int, stop_ids: Collection[int]
-    ) -> Iterator[Step]:
-        step = self.prefill(ids, most, stop_ids=stop_ids)
+    def _generate(self, prefill: Callable[[], Step], k: int) -> Iterator[Step]:
+        step = prefill()
         yield step
         while step.finish is None:
             step = self.step(k)
             yield step
 
     def prefill(
-        self, ids: Tokens[int], most: int | None = None, *, stop_ids: Collection[int] = ()
+        self,
+        ids: Tokens[int],
+        most: int | None = None,
+        *,
+        stop_ids: Collection[int] = (),
+        reuse: bool = False,
+        keep_at: int | None = None,
+        before_chunk: Callable[[], None] | None = None,
     ) -> Step:
         """Start a new sequence: feed a prompt in chunks and emit its first next token.
 
@@ -134,6 +159,12 @@ class Decoder:
             ids: The prompt, at most ``capacity - 1`` tokens.
             most: Tokens to emit until the sequence ends; None for no limit.
             stop_ids: Tokens that end it.
+            reuse: Feed only what follows the longest beginning of `ids` whose state is at
+                hand: the state of now, or one that was kept; ``stats.reused`` tells how long
+                it was. Also lets the head keep up to the end, so that later prompts may go on
+                from this one without a gap in its cache.
+            keep_at: Keep the state after so many tokens of `ids` for later prompts.
+            before_chunk: Called before each chunk; may raise, which loses the sequence.
 
         Raises:
             RequestError: The prompt is empty, too long, or has ids outside the vocabulary.
@@ -141,15 +172,22 @@ class Decoder:
             SlotError: The graph failed.
         """
         check_prompt(self.manifest, ids)
-        self.sequence = None
+        fed = None if self.sequence is None else self.sequence.fed
+        self.sequence, self._reuse = None, reuse
         self.stats = Stats(prompt_tokens=len(ids), graphs=captured_counters(self._slots))
         with self.stats.phase("host"):
-            self._buffers.reset()
+            with self.stats.phase("prefill"):
+                held = self._kept.rewind(ids, fed) if reuse else self._kept.restart()
+            self.stats.reused = held
             prompt = np.array([ids], np.int64)
             following = np.append(prompt[:, 1:], [[0]], axis=1)
-            for start in range(0, len(ids), self._chunk):
-                part = slice(start, start + self._chunk)
+            for start, end in pieces(held, len(ids), self._chunk, keep_at):
+                if before_chunk is not None:
+                    before_chunk()
+                part = slice(start, end)
                 result = self._prefill_chunk(prompt[:, part], following[:, part], start)
+                if end == keep_at:
+                    self._kept.keep(ids[:end])
             sequence = Sequence(
                 prompt=tuple(int(token) for token in ids),
                 capacity=self.manifest.capacity,
@@ -159,7 +197,31 @@ class Decoder:
             )
             step = self._advance(sequence, result, 0)
             self.stats.tokens = len(step.tokens)
+        self.stats.first_token = sum(self.stats.seconds.values())
         return step
+
+    def extend(
+        self, ids: Tokens[int], most: int | None = None, *, stop_ids: Collection[int] = ()
+    ) -> Step:
+        """Feed more tokens after all that the sequence emitted, and emit the next one.
+
+        What was emitted becomes part of the prompt. Only what the caches do not hold is fed:
+        the newest token and `ids`, or more where a stop token cut a block that was accepted.
+
+        Args:
+            ids: Tokens that follow; none just to go on after the sequence ended.
+            most: As for `prefill`.
+            stop_ids: As for `prefill`.
+
+        Raises:
+            RequestError: There is no sequence, or the artifact cannot take so many tokens.
+            FiniteError: A chunk gave NaN or infinity.
+            SlotError: The graph failed.
+        """
+        if self.sequence is None:
+            raise RequestError("there is no sequence to extend. Start one with prefill")
+        whole = (*self.sequence.prompt, *self.sequence.emitted, *ids)
+        return self.prefill(whole, most, stop_ids=stop_ids, reuse=True)
 
     def _prefill_chunk(self, ids: Array, following: Array, start: int) -> Result:
         rows = ids.shape[1]
@@ -188,6 +250,8 @@ class Decoder:
         most = min(k, sequence.useful_drafts)
         self.sequence = None  # until the step is whole: an interrupt must not leave half of it
         with self.stats.phase("host"):
+            if self._reuse and k and not most:  # the last one, but the sequence may go on
+                self._kept.catch_up()
             drafted = self._propose(sequence, most) if most > 0 else 0
             if drafted:
                 self._buffers.write("draft_count", np.array([drafted], np.int32))
