@@ -189,7 +189,16 @@ def _model(source: Path | None, size: str | None) -> Model:
 
 def _runs_here(provider: str) -> bool:
     """Whether an artifact for `provider` can be run on this machine."""
-    return provider == "cpu"
+    if provider == "cpu":
+        return True
+    from runtime.cuda_driver import CudaDriver
+    from runtime.errors import DeviceError
+
+    try:
+        CudaDriver().close()
+    except DeviceError:
+        return False
+    return True
 
 
 def summary(manifest: Manifest) -> dict[str, object]:

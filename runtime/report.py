@@ -9,6 +9,7 @@ from rich.table import Table
 
 from runtime.answer import Answer
 from runtime.decode import Decoder
+from runtime.graph_lines import graph_lines
 from runtime.state import Finish
 
 __all__ = ["ENDINGS", "figures", "generation_json", "print_figures", "turn_json"]
@@ -37,7 +38,9 @@ def figures(decoder: Decoder, k: int, finish: Finish | None) -> list[tuple[str, 
     if k:
         rows.append(("drafts accepted", _acceptance(stats.positions)))
     spent = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
-    return [*rows, ("time", spent or "none"), ("graphs", _slots(decoder))]
+    lines = (line.partition(": ") for line in graph_lines(decoder.loaded.slots))
+    captured = [(label, counters) for label, _, counters in lines]
+    return [*rows, ("time", spent or "none"), ("graphs", _slots(decoder)), *captured]
 
 
 def _prompt(decoder: Decoder) -> str:
