@@ -47,16 +47,22 @@ Progress = Callable[[str], None]
 
 
 def check_run(
-    folder: Path, *, threads: int = 0, progress: Progress | None = None
+    folder: Path,
+    *,
+    threads: int = 0,
+    prepack: bool | None = None,
+    progress: Progress | None = None,
 ) -> list[Finding]:
     """Run an artifact's graphs and report what is wrong, worst first.
+
+    `threads` and `prepack` are those of `load`.
 
     Never raises for what is wrong with the artifact: that is a finding.
     """
     tell = progress or (lambda _: None)
     try:
         tell("loading")
-        loaded = load(folder, threads=threads)
+        loaded = load(folder, threads=threads, prepack=prepack)
         tokenizer = Tokenizer.of(folder, loaded.manifest)
     except (ParseError, RunError) as e:
         return [_error("run.load", folder.name, str(e), "do what the message says")]
