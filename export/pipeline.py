@@ -20,6 +20,7 @@ from export.options import BuildOptions
 from export.ports import Layout
 from passes.accept import AcceptPass, GreedyTailPass
 from passes.alias_order import AliasOrderPass
+from passes.caches_only import CachesOnlyPass
 from passes.causal_padding import CausalPaddingPass
 from passes.draft import DraftPass
 from passes.fuse_gates import FuseGatesPass
@@ -33,12 +34,18 @@ from passes.merge_projections import MergeProjectionsPass
 from passes.pin_shapes import PinShapesPass
 from passes.quantise import QuantisePass
 from passes.row_states import KeepRowStatesPass
+from passes.sample import SamplePass
 from passes.state_window import StateWindowPass
 from passes.straight_line import StraightLinePass
 
 __all__ = ["DerivedGraph", "derive", "prepare"]
 
 Passes = Sequence[PassBase]
+
+OF_HEAD = ("draft", "catch_up")
+"""Graphs that are made of the head; the others are made of the target."""
+OPEN = ("prefill", "catch_up")
+"""Graphs of any number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +77,9 @@ def derive(
         layout: Where the graphs' inputs and outputs will lie.
         on_pass: Told of each graph and pass before it runs.
     """
-    rows = {"prefill": None, "decode": 1, "verify": options.rows, "draft": options.rows}
     graphs = {}
     for name, passes in _table(head, options).items():
-        source = head if name == "draft" else target
+        source = head if name in OF_HEAD else target
         assert source is not None
         model = source.clone()
         records = []
@@ -85,7 +91,8 @@ def derive(
         model.graph.name = name
         inputs = tuple(layout.port(name, value) for value in model.graph.inputs)
         outputs = tuple(layout.port(name, value) for value in model.graph.outputs)
-        graphs[name] = DerivedGraph(model, rows[name], inputs, outputs, tuple(records))
+        rows = None if name in OPEN else 1 if name.startswith("decode") else options.rows
+        graphs[name] = DerivedGraph(model, rows, inputs, outputs, tuple(records))
         for proof in _proofs(graphs[name], options):
             on_pass(name, type(proof).__name__)
             proof(model)
@@ -127,15 +134,13 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
     states: Passes = [JoinConvStatesPass()] if cuda else []
     keep = StateWindowPass(m) if cuda else KeepRowStatesPass(m)
     prefill = [*join, LastRowPass(), GreedyTailPass(), PinShapesPass(cache), *states]
+    decode = [PinShapesPass({"S": 1} | cache), InlineSingleTripPass(strict=True)]
     table: dict[str, Passes] = {
         "prefill": [*prefill, *lower],
-        "decode": [
-            PinShapesPass({"S": 1} | cache),
-            InlineSingleTripPass(strict=True),
-            GreedyTailPass(),
-            *lower,
-        ],
+        "decode": [*decode, GreedyTailPass(), *lower],
     }
+    if options.sampling:
+        table["decode_sampled"] = [*decode, GreedyTailPass(), SamplePass(), *lower]
     if options.k:
         verify = [
             PinShapesPass({"S": m} | cache),
@@ -144,7 +149,10 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
             AcceptPass(m, together=cuda),
         ]
         table["verify"] = [*verify, *lower]
+        if options.sampling:
+            table["verify_sampled"] = [*verify, SamplePass(), *lower]
         table["draft"] = [DraftPass(options.k), PinShapesPass(cache), *lower]
+        table["catch_up"] = [CachesOnlyPass(), PinShapesPass(cache), *lower]
     return table
 
 
