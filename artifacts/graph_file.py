@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import onnx
-from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message
 
 from artifacts.parse import ParseError
 

@@ -1,7 +1,8 @@
-"""What can stop a build, as one tree.
+"""What can stop this room's work, as one tree.
 
     ExportError
     ├── BuildError          what was built is not what it must be
+    ├── BundleError         a folder of another exporter is not what it must be
     └── CheckpointError     a source folder is not a checkpoint that can be built from
 
 Each message is one sentence that names the thing, what it is, what it must be, the way out.
@@ -9,15 +10,19 @@ Each message is one sentence that names the thing, what it is, what it must be, 
 
 from __future__ import annotations
 
-__all__ = ["BuildError", "CheckpointError", "ExportError"]
+__all__ = ["BuildError", "BundleError", "CheckpointError", "ExportError"]
 
 
 class ExportError(Exception):
-    """A build cannot go on; the message says what, where and the way out."""
+    """A build, a repair or an inspection cannot go on; the message says what to do."""
 
 
 class BuildError(ExportError):
     """Source and graphs do not fit each other, or a new artifact fails its own check."""
+
+
+class BundleError(ExportError):
+    """A folder of another exporter is not what it must be."""
 
 
 class CheckpointError(ExportError):

@@ -128,11 +128,12 @@ def pack_synthetic(weight: StreamedTensor) -> PackedMatrix | None:
         step = rows_per_block((rows, width // 2), 1)
         for start in range(0, rows, step):
             size = (min(step, rows - start), blocks, BLOCK // 2)
-            yield rng.integers(0, 256, size, np.uint8)
+            low, high = rng.integers(1, 16, (2, *size), np.uint8)  # 8 is zero: mean 0
+            yield low | high << 4
 
     def scales() -> Iterator[Array]:
-        # a uniform four-bit value deviates by 4.6 from its mean
-        yield np.full((rows, blocks), width**-0.5 / 4.6).astype(dtype.numpy())
+        # values -7 .. 7 deviate by 4.3
+        yield np.full((rows, blocks), width**-0.5 / 4.3).astype(dtype.numpy())
 
     key = f"q4 {last} {rows}x{width}"
     return PackedMatrix(

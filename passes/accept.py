@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnx_ir.passes import PreconditionError
 from onnxscript import GraphBuilder, OpBuilder
 
+from passes.contrib import is_contrib
 from passes.counted import CountedPass, input_named, output_named
 from passes.row_states import ROWS_PREFIX
 
@@ -39,6 +40,9 @@ class AcceptPass(CountedPass):
 
     The count needs no cumulative product (no CUDA kernel): with c the running sum of
     matches, draft j stands when c[j] = j + 1.
+
+    Refuses a graph of other than M rows, and one that gives out a state after the last row:
+    padding and rejected drafts are in it.
     """
 
     def __init__(self, rows: int, *, together: bool = False) -> None:
@@ -56,6 +60,18 @@ class AcceptPass(CountedPass):
         ids, past_length = (input_named(graph, name) for name in ("input_ids", "past_length"))
         draft_count = input_named(graph, "draft_count")
         logits = output_named(graph, "logits")
+        if ids.shape != (1, self.rows) or logits.shape is None or logits.shape[1] != self.rows:
+            raise PreconditionError(
+                f"input_ids is {ids.shape} and logits {logits.shape}; a verify of {self.rows} "
+                f"rows needs [1, {self.rows}] and [1, {self.rows}, V]. Pin S first"
+            )
+        for value in graph.outputs:
+            node = value.producer()
+            if node and is_contrib(node, "LinearAttention", "CausalConvWithState"):
+                raise PreconditionError(
+                    f"output {value.name!r} is the state after the last row, rejected drafts "
+                    "included. Run KeepRowStatesPass first"
+                )
         builder = GraphBuilder(graph)
         builder.push_module("accept")
         op = builder.op
@@ -133,7 +149,7 @@ class GreedyTailPass(CountedPass):
         next_length [1] = last_row + 1       result [4] = 0, next_length, best, finite
 
     `last_row` is what the attention layers read, so that a length updated in place is
-    written after it was read.
+    written after it was read. Refuses logits of more than one row.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -142,6 +158,11 @@ class GreedyTailPass(CountedPass):
         if any(value.name == "accepted" for value in graph.outputs):
             return 0
         logits = output_named(graph, "logits")
+        if logits.shape is None or logits.shape[1] != 1:
+            raise PreconditionError(
+                f"logits is {logits.shape}; a greedy tail takes one row, [1, 1, V]. Pin S "
+                "to 1 or run LastRowPass first"
+            )
         last_row = _last_row(graph)
         builder = GraphBuilder(graph)
         builder.push_module("greedy")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 from onnx_ir.passes import PreconditionError
@@ -28,7 +28,7 @@ class CausalPaddingPass(CountedPass):
     without epsilon turns into NaN) never enters. That they disturb no earlier row is proved
     here, not assumed: every operator between the ids and the outputs must work row by row,
     or be one that is causal by contract. An operator that mixes rows in any other way is
-    refused, by name.
+    refused, by name; so is one that reads a state or a cache which holds all rows.
 
     The states after the last row, padding included, are what `KeepRowStatesPass` replaces.
     """
@@ -43,7 +43,7 @@ class CausalPaddingPass(CountedPass):
         if any(value.name == "draft_count" for value in graph.inputs):
             return 0
         ids = input_named(graph, "input_ids")
-        if ids.shape is None or ids.shape[1] != self.rows:
+        if ids.shape is None or ids.shape != (1, self.rows):
             raise PreconditionError(
                 f"input_ids is {ids.shape}; padding needs [1, {self.rows}]. Pin S first"
             )
@@ -74,8 +74,15 @@ def _row_axes(graph: ir.Graph, ids: ir.Value) -> dict[ir.Value, int]:
         PreconditionError: An operator mixes rows and is not causal by contract.
     """
     axes: dict[ir.Value, int] = {ids: 1}
+    mixed: set[ir.Value] = set()
     for node in graph:
-        rowed = [(i, v) for i, v in enumerate(node.inputs) if v is not None and v in axes]
+        for value in _read(node):
+            if value is not None and value in mixed:
+                raise PreconditionError(
+                    f"{node.op_type} {node.name!r} reads {value.name!r}, which padding rows "
+                    "have entered: states and caches may only be outputs of a verify"
+                )
+        rowed = [(i, v) for i, v in enumerate(_read(node)) if v is not None and v in axes]
         if not rowed:
             continue
         rule = _RULES.get((node.domain, node.op_type))
@@ -86,14 +93,24 @@ def _row_axes(graph: ir.Graph, ids: ir.Value) -> dict[ir.Value, int]:
                 "padding row could change an earlier one. Rows must be worked on one by one "
                 "or by a causal operator (" + ", ".join(sorted(CAUSAL)) + ")"
             )
-        # Later outputs are states or caches, which have no rows of this forward.
-        outputs = node.outputs if node.op_type == "Split" else node.outputs[:1]
-        axes.update(dict.fromkeys(outputs, axis))
-        if node.op_type == "SkipSimplifiedLayerNormalization":
-            axes[node.outputs[3]] = axis
-        if node.op_type == "LinearAttentionGate":
-            axes[node.outputs[1]] = axis
+        with_rows = _OUTPUTS_WITH_ROWS.get(node.op_type, (0,))
+        for index, value in enumerate(node.outputs):
+            if node.op_type == "Split" or index in with_rows:
+                axes[value] = axis
+            else:
+                mixed.add(value)
     return axes
+
+
+def _read(node: ir.Node) -> Iterator[ir.Value | None]:
+    """What `node` reads: its inputs, then whatever its subgraphs capture."""
+    yield from node.inputs
+    for attribute in node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH:
+            body = attribute.as_graph()
+            yield from body.outputs
+            for inner in body.all_nodes():
+                yield from inner.inputs
 
 
 Axes = dict[int, int]
@@ -124,22 +141,24 @@ def _last_axis(node: ir.Node, axes: Axes) -> int | None:
 
 
 def _normalised(node: ir.Node, axes: Axes) -> int | None:
-    """A norm over the last axis of inputs that all have rows on the same one."""
-    places = set(axes.values())
-    axis = places.pop() if len(places) == 1 else None
+    """A norm over the last axis of inputs that all have rows on the same other one."""
+    axis = _elementwise(node, axes)
     return None if axis is None or axis == _rank(node, 0) - 1 else axis
 
 
 def _matmul(node: ir.Node, axes: Axes) -> int | None:
-    transposed = node.attributes.get_int("transA", 0)
-    return None if set(axes) != {0} or transposed else _last_axis(node, axes)
+    """A plain matrix on the right; one with batch axes would move or meet the rows."""
+    moved = any(node.attributes.get_int(name, 0) for name in _MOVING)
+    if set(axes) != {0} or moved or (node.op_type == "FusedMatMul" and _rank(node, 1) != 2):
+        return None
+    return _last_axis(node, axes)
 
 
 def _gather(node: ir.Node, axes: Axes) -> int | None:
     """Rows among the indices; the table has none."""
     if set(axes) != {1}:
         return None
-    return node.attributes.get_int("axis", 0) + axes[1]
+    return node.attributes.get_int("axis", 0) % _rank(node, 0) + axes[1]
 
 
 def _reshape(node: ir.Node, axes: Axes) -> int | None:
@@ -151,7 +170,9 @@ def _reshape(node: ir.Node, axes: Axes) -> int | None:
     axis = axes[0]
     if old.shape is None or new.shape is None:
         return None
-    return axis if old.shape[: axis + 1] == new.shape[: axis + 1] else None
+    kept = old.shape[: axis + 1]
+    known = all(isinstance(size, int) for size in kept)  # two unknown sizes prove nothing
+    return axis if known and kept == new.shape[: axis + 1] else None
 
 
 def _other_axis(node: ir.Node, axes: Axes) -> int | None:
@@ -162,15 +183,27 @@ def _other_axis(node: ir.Node, axes: Axes) -> int | None:
 
 
 def _causal(node: ir.Node, axes: Axes) -> int | None:
-    """Causal by contract along axis 1."""
+    """Causal by contract along axis 1 of the inputs that may have rows."""
     if node.op_type == "GroupQueryAttention" and not node.attributes.get_int("causal", 1):
         return None
-    if node.attributes.get_int("channels_last", 1) != 1:
-        return None
-    return 1 if set(axes.values()) == {1} else None
+    if node.op_type == "CausalConvWithState" and not node.attributes.get_int(
+        "channels_last", 0
+    ):
+        return None  # its time is axis 2
+    return 1 if set(axes.values()) == {1} and set(axes) <= CAUSAL[node.op_type] else None
 
 
-CAUSAL = ("CausalConvWithState", "GroupQueryAttention", "LinearAttention")
+CAUSAL = {
+    "CausalConvWithState": {0},
+    "GroupQueryAttention": {0, 1, 2},
+    "LinearAttention": {0, 1, 2, 4, 5},
+}
+"""The operators, and which of their inputs may have rows."""
+_MOVING = ("transA", "transBatchA", "transBatchB")
+_OUTPUTS_WITH_ROWS = {
+    "LinearAttentionGate": (0, 1),
+    "SkipSimplifiedLayerNormalization": (0, 3),
+}
 _RULES: dict[tuple[str, str], Rule] = {
     **{
         ("", name): _elementwise

@@ -65,6 +65,12 @@ def _like(*pairs: tuple[int, int]) -> Rule:
 
 def _fused_matmul(node: ir.Node) -> None:
     a, b = _shape(node, 0), _shape(node, 1)
+    moved = node.attributes.get_int("transA", 0)
+    if len(b) != 2 or moved:
+        raise ValueError(
+            f"FusedMatMul {node.name!r}: only a plain matrix on the right of rows is written "
+            f"here, not {node.inputs[1]}"
+        )
     transposed = node.attributes.get_int("transB", 0)
     _set(node, 0, (*a[:-1], b[0] if transposed else b[1]), 0)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes import FunctionalPass, PassResult
+from onnx_ir.passes import FunctionalPass, PassResult, PreconditionError
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript import GraphBuilder
 
 from passes.contrib import infer_outputs
-from passes.counted import input_named
+from passes.counted import input_named, output_named
 from passes.pin_shapes import PinShapesPass
 from passes.splice import splice
 
@@ -39,6 +39,9 @@ class DraftPass(FunctionalPass):
     Every copy of the head reads ``past.0.*`` itself and all its outputs are meant for that
     same memory: each guess depends on the one before, so they run in order, and no cache is
     copied from copy to copy.
+
+    Refuses a model that is not a canonical head: its inputs and outputs by name, and logits
+    made from `hidden_out` by one node.
     """
 
     def __init__(self, k: int) -> None:
@@ -66,6 +69,7 @@ class _Draft:
 
     def __init__(self, builder: GraphBuilder, head: ir.Model, k: int) -> None:
         self.builder, self.op, self.k = builder, builder.op, k
+        _check(head.graph)
         self.rows_head = head.clone()
         PinShapesPass({"S": k + 1})(self.rows_head)
         self.row_head = head.clone()
@@ -139,9 +143,38 @@ class _Draft:
             [state, *wide.inputs[1:]],
             {name: attribute.value for name, attribute in wide.attributes.items()},
             domain=wide.domain,
-            name=f"{wide.name}/row",
+            name=f"{wide.name}/row" if wide.name else None,
         )
         node.outputs[0].name = f"{logits.name}/row"
         graph.append(node)
         infer_outputs(node)
-        return self.op.ArgMax(node.outputs[0], axis=2, keepdims=0)
+        chosen = node.outputs[0]
+        if chosen.dtype == ir.DataType.BFLOAT16:  # for which ArgMax has no kernel
+            chosen = self.op.Cast(chosen, to=ir.DataType.FLOAT)
+        return self.op.ArgMax(chosen, axis=2, keepdims=0)
+
+
+def _check(head: ir.Graph) -> None:
+    state, logits = output_named(head, "hidden_out"), output_named(head, "logits")
+    names = [value.name or "" for value in head.inputs]
+    caches = [name for name in names if name.startswith("past.")]
+    if sorted(names) != sorted(["next_ids", "hidden", "past_length", *caches]) or not caches:
+        raise PreconditionError(
+            f"graph {head.name!r} has the inputs {', '.join(names)}; a head has next_ids, "
+            "hidden, past_length and past.*"
+        )
+    for name in caches:
+        output_named(head, name.replace("past.", "present."))
+    wide = logits.producer()
+    if wide is None or not wide.inputs or wide.inputs[0] is not state:
+        raise PreconditionError(
+            f"graph {head.name!r} does not make logits from hidden_out by one node, so they "
+            "cannot be made for one row alone"
+        )
+    hidden = input_named(head, "hidden")
+    if (
+        hidden.shape is None
+        or hidden.shape.rank() != 3
+        or not isinstance(hidden.shape[2], int)
+    ):
+        raise PreconditionError(f"hidden is {hidden.shape}; a head takes [1, S, D]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes import PreconditionError
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from passes.counted import CountedPass, input_named, output_named
@@ -20,6 +21,8 @@ class JoinHeadPass(CountedPass):
     A head that starts with an empty cache drafts badly (acceptance 0.19 instead of 0.92 on
     the trained demo). Only what feeds the head's keys and values is kept: its logits, its
     feed-forward and its output projection are not needed for a prompt.
+
+    Refuses a head that was not made for this target: other widths, other shared weights.
     """
 
     def __init__(self, head: ir.Model) -> None:
@@ -36,13 +39,18 @@ class JoinHeadPass(CountedPass):
             "hidden": output_named(graph, "hidden"),
             "past_length": input_named(graph, "past_length"),
         }
+        added = []
         for value in source.inputs:
             name = value.name or ""
             if name not in ties:
                 new = f"head.{name}" if name.startswith("past.") else name
                 ties[name] = ir.Value(name=new, type=value.type, shape=value.shape)
-                graph.inputs.append(ties[name])
-        outputs = splice(source, graph, ties, prefix="head/")
+                added.append(ties[name])
+        try:
+            outputs = splice(source, graph, ties, prefix="head/")
+        except ValueError as error:
+            raise PreconditionError(f"head and target do not fit: {error}") from error
+        graph.inputs.extend(added)
         _share_last_row(graph)
         for name, value in outputs.items():
             if name.startswith("present."):

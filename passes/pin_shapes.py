@@ -22,7 +22,8 @@ class PinShapesPass(CountedPass):
         after    x [1, 4, 8]                                          y = Add(past, 4)
 
     A captured CUDA graph must hold no node that runs on the CPU, and ONNX Runtime runs shape
-    arithmetic there. Values that depend on data are left: nothing but `FOLDED` is computed.
+    arithmetic there. Values that depend on data are left: nothing but `FOLDED` is computed,
+    and that from whole numbers in a ``Constant`` only, so no weight is ever read.
     """
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
@@ -35,10 +36,18 @@ class PinShapesPass(CountedPass):
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
         changes = sum(self._pin(value) for value in _values(model.graph))
-        for node in list(model.graph):
+        folded = []
+        for node in list(model.graph.all_nodes()):
             if node.domain == "" and node.op_type in FOLDED:
-                changes += _fold(model.graph, node)
-        return changes
+                array = _computed(node)
+                if array is not None:
+                    folded.append(_replaced(node, array))
+        for constant in folded:
+            assert constant.graph is not None
+            value = constant.outputs[0]
+            if not value.uses() and not value.is_graph_output():
+                constant.graph.remove(constant)
+        return changes + len(folded)
 
     def _pin(self, value: ir.Value) -> int:
         if value.shape is None:
@@ -55,24 +64,23 @@ class PinShapesPass(CountedPass):
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.inputs
-    for node in graph:
+    for inner in graph.subgraphs():
+        yield from inner.inputs
+    for node in graph.all_nodes():
         yield from node.outputs
 
 
-def _fold(graph: ir.Graph, node: ir.Node) -> int:
-    array = _computed(node)
-    if array is None:
-        return 0
-    old = node.outputs[0]
-    if old.is_graph_output():
-        return 0
+def _replaced(node: ir.Node, array: np.ndarray) -> ir.Node:
+    """Put a constant in the place of `node`, under the same names."""
+    graph, old = node.graph, node.outputs[0]
+    assert graph is not None
     constant = ir.node("Constant", [], {"value": ir.tensor(array)}, name=node.name)
     new = constant.outputs[0]
     new.name, new.type, new.shape = old.name, old.type, ir.Shape(array.shape)
     graph.insert_before(node, constant)
-    ir.convenience.replace_all_uses_with(old, new)
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
-    return 1
+    return constant
 
 
 def _computed(node: ir.Node) -> np.ndarray | None:
@@ -81,24 +89,25 @@ def _computed(node: ir.Node) -> np.ndarray | None:
     if value is None:
         return None
     if node.op_type == "Shape":
-        if value.shape is None:
-            return None
-        dims = value.shape.dims[node.attributes.get_int("start", 0) :]
-        if "end" in node.attributes:
-            dims = value.shape.dims[slice(*(_bounds(node)))]
-        if not all(isinstance(dim, int) for dim in dims):
-            return None
-        return np.array(dims, np.int64)
+        return None if value.shape is None else _sizes(node, value.shape)
+    made_by = value.producer()
+    if made_by is None or made_by.op_type != "Constant":
+        return None
+    if value.dtype is None or not value.dtype.is_integer():
+        return None
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is None:
         return None
     if node.op_type == "Cast":
         to = ir.DataType(node.attributes.get_int("to", 0))
-        return tensor.numpy().astype(to.numpy())
+        return tensor.numpy().astype(to.numpy()) if to.is_integer() else None
     if len(node.inputs) > 1:
         return None
     return tensor.numpy().squeeze()
 
 
-def _bounds(node: ir.Node) -> tuple[int, int]:
-    return node.attributes.get_int("start", 0), node.attributes.get_int("end", 0)
+def _sizes(node: ir.Node, shape: ir.Shape) -> np.ndarray | None:
+    start = node.attributes.get_int("start", 0)
+    end = node.attributes.get_int("end", len(shape))
+    sizes = shape.dims[start:end]
+    return np.array(sizes, np.int64) if all(isinstance(n, int) for n in sizes) else None

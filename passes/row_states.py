@@ -32,7 +32,8 @@ class KeepRowStatesPass(CountedPass):
     ``rows = Concat(past, x)``. On the CPU all of it is exact: the kernels give the same bits
     for M rows at once and one by one.
 
-    Refuses a graph whose rows are not M, and a recurrent node whose state is not an output.
+    Refuses a graph whose rows are not M, and a recurrent node whose states are not an input
+    ``past.*`` and an output that nothing else reads.
     """
 
     def __init__(self, rows: int) -> None:
@@ -42,8 +43,10 @@ class KeepRowStatesPass(CountedPass):
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
         graph = model.graph
+        names = [value.name or "" for value in graph.outputs]
+        if "accepted" in names or any(name.startswith(ROWS_PREFIX) for name in names):
+            return 0
         nodes = [n for n in graph if is_contrib(n, "LinearAttention", "CausalConvWithState")]
-        nodes = [n for n in nodes if n.outputs[1].is_graph_output()]
         for node in nodes:
             self._check(node)
         builder = GraphBuilder(graph)
@@ -73,6 +76,25 @@ class KeepRowStatesPass(CountedPass):
             raise PreconditionError(
                 f"{node.op_type} {node.name!r} has {rows} rows; the states of {self.rows} are "
                 f"to be kept. Pin S to {self.rows} first"
+            )
+        needed = (0, 1, 2, 3, 4, 5) if node.op_type == "LinearAttention" else (0, 3)
+        for index in needed:
+            if index >= len(node.inputs) or node.inputs[index] is None:
+                raise PreconditionError(
+                    f"{node.op_type} {node.name!r} has no input {index}; of every recurrent "
+                    "node the state before it, and of LinearAttention decay and beta, are used"
+                )
+        past, present = node.inputs[3], node.outputs[1]
+        assert past is not None
+        if not past.is_graph_input() or not (past.name or "").startswith("past."):
+            raise PreconditionError(
+                f"{node.op_type} {node.name!r} starts from {past.name!r}; a state that is to "
+                "be selected afterwards must be an input named past.*"
+            )
+        if not present.is_graph_output() or present.uses():
+            raise PreconditionError(
+                f"{node.op_type} {node.name!r} ends in {present.name!r}; a state that is to "
+                "be selected afterwards must be an output that no other node reads"
             )
 
     def _unroll(self, op: OpBuilder, node: ir.Node) -> ir.Value:

@@ -34,7 +34,7 @@ class StreamedTensor(ir.LazyTensor):
     """A tensor given as a sequence of blocks along its first axis.
 
     `blocks` starts anew at each call and yields C-contiguous arrays of `dtype` whose first
-    axes add up to ``shape[0]``. Nothing is kept between calls.
+    axes add up to ``shape[0]``; a scalar is one block. Nothing is kept between calls.
 
     Tensors with one `shared_as` have the same bytes (random weights of one shape), so a file
     may hold them once.
@@ -65,13 +65,15 @@ class StreamedTensor(ir.LazyTensor):
                     f"a block of {self.name!r} is {block.dtype}{list(block.shape)}; the "
                     f"tensor is {self.dtype.numpy()}{list(shape)}"
                 )
-            rows += block.shape[0]
+            rows += len(block) if shape else 1
             yield block
-        if rows != shape[0]:
-            raise ValueError(f"the blocks of {self.name!r} hold {rows} rows of {shape[0]}")
+        full = shape[0] if shape else 1
+        if rows != full:
+            raise ValueError(f"the blocks of {self.name!r} hold {rows} rows of {full}")
 
     def _whole(self) -> ir.TensorProtocol:
-        whole = np.concatenate(list(self.blocks()))
+        blocks = list(self.blocks())
+        whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
         return ir.Tensor(whole, dtype=self.dtype, name=self.name)
 
     def tofile(self, file: BinaryIO | Writable) -> None:

@@ -11,7 +11,6 @@ from artifacts import Finding, Severity
 from artifacts.manifest import MANIFEST
 from runtime.check import check_run
 from runtime.edge import FOLDER, THREADS, errors_at_the_edge, spinner
-from runtime.session import SessionOptions
 
 __all__ = ["check_command"]
 
@@ -34,7 +33,7 @@ def check_command(context: click.Context, folder: Path, threads: int, as_json: b
       mtp-run check qwen-mtp --json
     """
     with errors_at_the_edge(context), spinner(quiet=as_json) as progress:
-        findings = check_run(folder, SessionOptions(threads=threads), progress=progress)
+        findings = check_run(folder, threads=threads, progress=progress)
     _print(findings, as_json=as_json)
     if not (folder / MANIFEST).is_file():
         context.exit(2)
@@ -52,4 +51,6 @@ def _print(findings: list[Finding], *, as_json: bool) -> None:
         if finding.severity is not Severity.NOTE:
             click.echo(f"    {finding.remedy}")
     weighing = sum(finding.severity is not Severity.NOTE for finding in findings)
-    click.echo(f"{weighing} findings" if weighing else "it runs, and rightly")
+    click.echo(
+        f"{weighing} finding{'s' * (weighing > 1)}" if weighing else "it runs, and rightly"
+    )

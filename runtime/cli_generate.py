@@ -19,7 +19,6 @@ from runtime.load import load
 from runtime.prompt import parse_ids, prompt_text
 from runtime.report import figures, generation_json, print_figures
 from runtime.request import drafts_of
-from runtime.session import SessionOptions
 from runtime.state import Finish, Step
 from runtime.tokenizer import TextStream, Tokenizer
 
@@ -76,7 +75,7 @@ def generate_command(
         chosen = None if ids is None else parse_ids(ids)
         text = "" if ids is not None else prompt_text(prompt, prompt_file, _standard_input())
         with spinner(quiet=as_json) as progress:
-            loaded = load(folder, SessionOptions(threads=threads), progress=progress)
+            loaded = load(folder, threads=threads, progress=progress)
             tokenizer = Tokenizer.of(folder, loaded.manifest)
         with Decoder(loaded) as decoder:
             drafts = drafts_of(loaded.manifest, 0 if no_mtp else k)

@@ -47,7 +47,7 @@ def poison(loaded: Loaded, length: int) -> None:
     """Fill what no forward may read with NaN, or with a token that cannot be.
 
     That is: cache rows from `length` on, state memory that decode does not read, and what
-    earlier forwards put out.
+    earlier forwards put out for the host or for themselves.
     """
     buffers = loaded.buffers
     for name in loaded.manifest.buffers:
@@ -56,12 +56,13 @@ def poison(loaded: Loaded, length: int) -> None:
             rows[:, :, length:] = np.nan
             buffers.write(name, rows)
     states = _ports(loaded, caches=False)
-    for name in {port.buffer for port in states}:
-        kept = buffers.read(name)
-        buffers.write(name, np.full_like(kept, np.nan))
-        for port in states:
-            if port.buffer == name:
-                first, last = port.span()
-                buffers.write(name, kept.reshape(-1)[first:last], first)
-    for name, value in (("hidden", np.nan), ("logits", np.nan), ("best", -1), ("result", -1)):
-        buffers.write(name, np.full_like(buffers.read(name), value))
+    for name, buffer in loaded.manifest.buffers.items():
+        if "float" in buffer.dtype and not name.endswith(CACHES):
+            kept = buffers.read(name)
+            buffers.write(name, np.full_like(kept, np.nan))
+            for port in states:
+                if port.buffer == name:
+                    first, last = port.span()
+                    buffers.write(name, kept.reshape(-1)[first:last], first)
+    for name in ("best", "result"):
+        buffers.write(name, np.full_like(buffers.read(name), -1))

@@ -16,7 +16,6 @@ from runtime.errors import RequestError
 from runtime.load import Loaded, load
 from runtime.propose import HeadProposer, NoProposer, Proposer
 from runtime.request import check_prompt, drafts_of
-from runtime.session import SessionOptions
 from runtime.state import Sequence, Step
 from runtime.stats import Stats
 
@@ -64,9 +63,9 @@ class Decoder:
         )
 
     @classmethod
-    def open(cls, folder: Path, options: SessionOptions | None = None) -> Self:
+    def open(cls, folder: Path, *, threads: int = 0) -> Self:
         """Load the artifact in `folder`; raises what `load` raises."""
-        return cls(load(folder, options))
+        return cls(load(folder, threads=threads))
 
     def close(self) -> None:
         """Give graphs and memory back."""

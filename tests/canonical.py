@@ -48,6 +48,7 @@ __all__ = [
     "Loop",
     "Run",
     "assert_complete",
+    "assert_in_place_order",
     "attach",
     "decode_graph",
     "demo",
@@ -218,7 +219,7 @@ def attach(model, weights):
 
 def assert_complete(model):
     """Names are unique, every value has a type and a shape, the full checker is content."""
-    nodes = [node.name for node in model.graph]
+    nodes = [node.name for node in model.graph if node.name]
     assert len(nodes) == len(set(nodes)), "two nodes of one name"
     values = [value.name for node in model.graph for value in node.outputs if value.name]
     values += [value.name for value in model.graph.inputs]
@@ -232,6 +233,30 @@ def assert_complete(model):
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
 
 
+def assert_in_place_order(model):
+    """Each reader of an input is an ancestor of the output that goes onto its memory."""
+    graph = model.graph
+    onto = {"input_ids": "next_token", "past_length": "next_length"}
+    outputs = {value.name: value for value in graph.outputs}
+    pairs = 0
+    for value in graph.inputs:
+        name = onto.get(value.name) or value.name.replace("past.", "present.")
+        if name not in outputs or name == value.name:
+            continue
+        pairs += 1
+        writer = outputs[name].producer()
+        ancestors, todo = {writer}, [writer]
+        while todo:
+            for made in todo.pop().inputs:
+                node = None if made is None else made.producer()
+                if node is not None and node not in ancestors:
+                    ancestors.add(node)
+                    todo.append(node)
+        for node, _ in value.uses():
+            assert node in ancestors, f"{node.op_type} may read {value.name} after {name}"
+    assert pairs > 2
+
+
 class Run:
     """A model on ONNX Runtime's CPU provider: ``run(name=array, ..) -> {name: array}``."""
 
@@ -240,6 +265,7 @@ class Run:
         onnx.checker.check_model(proto, full_check=True)
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        options.intra_op_num_threads = 1  # idle threads would spin beside the oracle
         self.session = ort.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )

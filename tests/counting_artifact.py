@@ -64,6 +64,8 @@ class Counting:
     poison: bool = False
     """A fault to plant: decode gives NaN."""
     eos: tuple[int, ...] = ()
+    kind: str = "checkpoint"
+    """Of the source."""
 
     @property
     def rows(self) -> int:
@@ -473,5 +475,5 @@ def _manifest(c: Counting, graphs: dict[str, Graph], weights: Weights) -> Manife
         graphs=graphs,
         weights=weights,
         files={},
-        source=Source(kind="synthetic", name="counting", config_sha256="", left_out=()),
+        source=Source(kind=c.kind, name="counting", config_sha256="", left_out=()),
     )

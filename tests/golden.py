@@ -6,12 +6,13 @@ import onnxruntime as ort
 
 __all__ = ["assert_graph", "check", "parse", "run", "unchanged"]
 
-HEADER = '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>\n'
+HEADER = '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1, "elsewhere" : 1]>\n'
 
 
 def parse(text):
-    """A model of one graph in ONNX text; the header is added."""
-    return ir.from_proto(onnx.parser.parse_model(HEADER + text))
+    """A model of one graph in ONNX text; the header and what ONNX can infer are added."""
+    model = onnx.parser.parse_model(HEADER + text)
+    return ir.from_proto(onnx.shape_inference.infer_shapes(model))
 
 
 def check(model):

@@ -54,17 +54,16 @@ def test_a_prompt_gives_what_the_oracle_gives(checkpoint, ids):
         np.testing.assert_allclose(rows, want, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("k", range(1, 7))
 @pytest.mark.parametrize(("checkpoint", "ids"), prompts(), ids=IDS)
-def test_k_recursive_drafts_are_the_oracles(checkpoint, ids, k):
+def test_up_to_six_recursive_drafts_are_the_oracles(checkpoint, ids):
     run, (out, following) = Run(checkpoint.head_graph(ROWS)), prompt_of(checkpoint, ids)
-    want, _ = oracle_drafts(checkpoint, [*ids, following[-1]], k)
+    want, _ = oracle_drafts(checkpoint, [*ids, following[-1]], 6)
     got, states = forward(run, following, out["hidden"], run.zeros(ROWS), 0)
     drafts = [int(got["logits"][0, -1].argmax())]
-    for length in range(len(ids), len(ids) + k - 1):
+    for length in range(len(ids), len(ids) + 5):
         got, states = forward(run, drafts[-1:], got["hidden_out"][0, -1:], states, length)
         drafts.append(int(got["logits"][0, -1].argmax()))
-    assert drafts == want
+    assert drafts == want  # k of them are the first k
 
 
 @pytest.mark.parametrize("case", range(3))

@@ -6,9 +6,9 @@ import pytest
 from counting_artifact import WEIGHTS, Counting
 
 from artifacts import ParseError
+from runtime.decode import Decoder
 from runtime.errors import LoadError
-from runtime.load import load
-from runtime.session import SessionOptions
+from runtime.load import load, packed_graphs
 
 
 @pytest.fixture
@@ -30,9 +30,32 @@ def edit(folder: Path, *keys_and_value) -> None:
 
 def test_every_graph_gets_a_slot_and_is_announced(folder):
     names: list[str] = []
-    loaded = load(folder, SessionOptions(threads=1), progress=names.append)
+    loaded = load(folder, threads=1, progress=names.append)
     assert sorted(loaded.slots) == sorted(names) == ["decode", "draft", "prefill", "verify"]
     loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("weight_bytes", "packed"),
+    [
+        (2**20, {"prefill", "decode", "verify", "draft"}),
+        (64 * 2**20, {"prefill", "decode", "verify", "draft"}),
+        (64 * 2**20 + 1, {"verify", "draft"}),
+        (2**30, {"verify", "draft"}),
+        (2**30 + 1, set()),
+    ],
+)
+def test_graphs_copy_weights_where_that_is_worth_the_memory(monkeypatch, weight_bytes, packed):
+    memory = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**33 // 4096}
+    monkeypatch.setattr(os, "sysconf", memory.__getitem__)
+    assert set(packed_graphs(weight_bytes)) == packed
+
+
+@pytest.mark.parametrize("prepack", [True, False, None])
+def test_prepacking_changes_no_token(folder, prepack):
+    with Decoder(load(folder, prepack=prepack)) as decoder:
+        steps = decoder.generate([3, 1, 4], 20)
+        assert [t for step in steps for t in step.tokens] == Counting().greedy([3, 1, 4], 20)
 
 
 def test_a_folder_without_a_manifest_is_no_artifact(tmp_path):

@@ -90,6 +90,11 @@ def test_a_head_that_is_never_right_is_a_warning(tmp_path):
     assert "0 drafts accepted" in found["run.acceptance", WARNING][0]
 
 
+def test_random_weights_are_not_expected_to_be_right(tmp_path):
+    found = findings_of(Counting(miss=1, kind="synthetic"), tmp_path)
+    assert found.keys() == SOUND
+
+
 def test_what_does_not_load_is_one_finding(tmp_path):
     folder = Counting().write(tmp_path)
     (folder / "verify.onnx").write_bytes(b"")

@@ -3,7 +3,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -205,16 +204,24 @@ def test_an_interrupt_with_json_is_still_one_object(bare, monkeypatch):
 
 
 def test_ctrl_c_ends_the_process_cleanly(tmp_path):
-    path = Counting(capacity=2000, prefill_rows=1).write(tmp_path)
-    args = [sys.executable, "-m", "runtime", "generate", str(path), "--ids", "1 " * 1990]
+    path = Counting(capacity=30000).write(tmp_path)
+    args = [sys.executable, "-m", "runtime", "generate", str(path), "--ids", "3,1,4"]
     process = subprocess.Popen(
-        args, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*args, "--max-new-tokens", "29000"],
+        cwd=ROOT,
+        bufsize=0,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    time.sleep(0.3)  # wherever it is by then, it must end in one line and this code
+    assert process.stdout is not None
+    begun = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=20)
-    assert process.returncode in (130, -signal.SIGINT)  # the latter while Python starts
-    assert process.returncode != 130 or "Traceback" not in stderr
+    stdout, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130, stderr.decode()
+    made = [int(word) for word in (begun + stdout).split()]
+    assert made[:40] == C.greedy(IDS, 40)[: len(made)]
+    assert len(made) < 29000
+    assert stderr.startswith(b"ended: because it was interrupted")
 
 
 def test_check_exits_by_what_it_finds(bare, tmp_path):
