@@ -123,7 +123,7 @@ class _Sampler:
         return op.Where(keep, op.Add(z, noise), _const(op, NEVER))
 
     def _penalised(self, x: ir.Value, tokens: ir.Value) -> ir.Value:
-        """Logits after the penalties: repetition on all tokens so far, the others on output."""
+        """Logits after the penalties: repetition on all tokens, the others on the output."""
         op, zero = self.op, _const(self.op, 0.0)
         prompt = op.Gather(self._input("prompt", [self.vocab]), tokens, axis=0)
         count = op.Gather(self._input("counts", [self.vocab]), tokens, axis=0)

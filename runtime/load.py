@@ -139,10 +139,15 @@ def check_manifest(manifest: Manifest) -> None:
     """
     m, names = manifest, set(manifest.graphs)
     needed = {"prefill", "decode"} | ({"verify", "draft"} if m.k else set())
-    if names != needed:
+    if not needed <= names <= m.graph_rows.keys():
         raise LoadError(
             f"manifest.json: an artifact with k = {m.k} has the graphs "
             f"{', '.join(sorted(needed))}; this one has {', '.join(sorted(names))}"
+        )
+    if m.k and m.samples != ("verify_sampled" in names):
+        raise LoadError(
+            "manifest.json: only one of the graphs decode_sampled and verify_sampled is "
+            "there. Build the artifact again"
         )
     if m.cache_rows < m.capacity + m.rows:
         raise LoadError(
@@ -163,7 +168,7 @@ def check_manifest(manifest: Manifest) -> None:
                     f"manifest.json: the port {port.name!r} of the {name} graph is bound to "
                     f"{port.buffer!r}, and there is no such buffer. Build the artifact again"
                 )
-        rows = {"prefill": None, "decode": 1}.get(name, m.rows)
+        rows = m.graph_rows[name]
         if graph.rows != rows:
             raise LoadError(
                 f"manifest.json: the {name} graph has {graph.rows} rows; it must have "
