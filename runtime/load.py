@@ -7,13 +7,15 @@ import logging
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from artifacts import Buffer, Manifest
 from artifacts.buffers import contract_buffers
-from artifacts.manifest import GRAPHS
+from artifacts.manifest import GRAPHS, OPTIONAL_GRAPHS
 from runtime.buffers import Buffers, CpuBuffers
 from runtime.errors import LoadError
+from runtime.late_slot import LateSlot
 from runtime.session import Session, SessionOptions, require_provider
 from runtime.slots import GraphSlot, Slot
 
@@ -58,7 +60,7 @@ def load(
     prepack: bool | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Loaded:
-    """Check the files of an artifact and load all its graphs.
+    """Check the files of an artifact and load its graphs; optional ones at their first run.
 
     Args:
         folder: Holds ``manifest.json``.
@@ -87,13 +89,24 @@ def load(
     packed = packed_graphs(size) if prepack is None else GRAPHS if prepack else ()
     buffers = CpuBuffers(manifest.buffers)
     slots: dict[str, Slot] = {}
-    for name, graph in manifest.graphs.items():
+
+    def made(name: str) -> Slot:
+        graph = manifest.graphs[name]
+        path = folder / graph.file
+        if name in OPTIONAL_GRAPHS:  # loaded late, so it may have changed since
+            check_file(path, graph.sha256, limit=MAX_GRAPH_BYTES)
+        prepack = name.removesuffix("_sampled") in packed
+        options = SessionOptions(threads=threads, prepack=prepack)
+        session = Session(path, manifest.target.provider, options)
+        return GraphSlot(name, graph, session, buffers)
+
+    for name in manifest.graphs:
+        if name in OPTIONAL_GRAPHS:
+            slots[name] = LateSlot(name, partial(made, name))
+            continue
         if progress is not None:
             progress(name)
-        path = folder / graph.file
-        options = SessionOptions(threads=threads, prepack=name in packed)
-        session = Session(path, manifest.target.provider, options)
-        slots[name] = GraphSlot(name, graph, session, buffers)
+        slots[name] = made(name)
     return Loaded(folder, manifest, buffers, slots)
 
 

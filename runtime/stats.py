@@ -29,6 +29,8 @@ class Stats:
     accepted: int = 0
     positions: list[list[int]] = field(default_factory=list)
     """By draft position: [tried, accepted]; tried only where all earlier ones stood."""
+    proposers: dict[str, list[int]] = field(default_factory=dict)
+    """By source of the drafts: [steps, drafted, accepted]."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     _open: list[str] = field(default_factory=list)
     _since: float = 0.0
@@ -50,9 +52,13 @@ class Stats:
             self.seconds[self._open[-1]] += now - self._since
         self._since = now
 
-    def count(self, *, tokens: int, drafted: int, accepted: int) -> None:
-        """Note one step."""
+    def count(self, *, tokens: int, drafted: int, accepted: int, source: str = "") -> None:
+        """Note one step and who made its drafts."""
         self.steps += 1
+        if drafted:
+            made = self.proposers.setdefault(source, [0, 0, 0])
+            for place, more in enumerate((1, drafted, accepted)):
+                made[place] += more
         self.tokens += tokens
         self.drafted += drafted
         self.accepted += accepted
@@ -93,5 +99,9 @@ class Stats:
             "positions": [
                 {"tried": tried, "accepted": accepted} for tried, accepted in self.positions
             ],
+            "proposers": {
+                source: {"steps": steps, "drafted": drafted, "accepted": accepted}
+                for source, (steps, drafted, accepted) in self.proposers.items()
+            },
             "seconds": dict(self.seconds),
         }
