@@ -16,6 +16,8 @@ WARM_UPS = 2
 """Runs before the clock: the first ones load, allocate and, on a device, capture."""
 RUNS = 5
 """Runs of which the median counts."""
+ENOUGH = 0.5
+"""Seconds after which a graph is not run again: of a slow one fewer runs tell as much."""
 CONTEXT = 512
 """Rows that the caches seem to hold, or half of the capacity where that is less."""
 
@@ -30,8 +32,12 @@ def measure_costs(loaded: Loaded) -> Costs:
     loaded.buffers.reset()
 
     def seconds(name: str) -> float:
-        slot, times = loaded.slots[name], []
+        slot = loaded.slots[name]
+        times: list[float] = []
+        begun = time.perf_counter()
         for run in range(WARM_UPS + RUNS):
+            if times and time.perf_counter() - begun > ENOUGH:
+                break
             loaded.buffers.write("length", context)
             started = time.perf_counter()
             slot.run()

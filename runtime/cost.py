@@ -7,6 +7,7 @@ who drafts, if anyone: the source that promises the most tokens a second.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -80,6 +81,11 @@ class DraftPolicy:
     """Most drafts of a step."""
     _sources: dict[str, _Source] = field(default_factory=dict)
     _trying: str | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether the costs are times, and not set so that drafting always pays."""
+        return self.costs.decode < math.inf
 
     def choose(self, offers: Mapping[str, int]) -> str | None:
         """The source that drafts in this step, or None for a decode.

@@ -11,11 +11,12 @@ from typing import Self
 import numpy as np
 
 from runtime.accept import Result
+from runtime.cost import DraftPolicy
 from runtime.drafting import Drafting
 from runtime.errors import RequestError
 from runtime.forward import Forwards
 from runtime.load import Loaded, load
-from runtime.propose import NOTHING, Proposal, Proposer
+from runtime.propose import NOTHING, JoinedProposer, Proposal, Proposer
 from runtime.request import Drafts, check_prompt, drafts_of
 from runtime.sampling import SamplingOptions
 from runtime.state import Sequence, Step
@@ -62,6 +63,18 @@ class Decoder:
                 f"a prefill chunk of {chunk} rows cannot be: this artifact takes 1 to "
                 f"{m.prefill_rows}"
             )
+
+    @property
+    def policy(self) -> DraftPolicy | None:
+        """What the last sequence's drafts were chosen by, where they were."""
+        proposer = self._proposer
+        return proposer.policy if isinstance(proposer, JoinedProposer) else None
+
+    @property
+    def sampling(self) -> SamplingOptions | None:
+        """How the last sequence's tokens were drawn, with the seed; None for greedily."""
+        sampler = self._forwards.sampler
+        return None if sampler is None else sampler.options
 
     @classmethod
     def open(cls, folder: Path, *, threads: int = 0) -> Self:

@@ -140,12 +140,11 @@ class Noise:
     def row(self, position: int, ranks: int) -> Array:
         """``[ranks] float32`` for the token at `position`, the prompt's first being 0."""
         number, row = divmod(position, BLOCK)
-        block = self._blocks.get(number)
-        if block is None:
+        if number not in self._blocks:
             if len(self._blocks) > 1:  # a forward's rows lie in two blocks at most
                 self._blocks.clear()
-            block = self._blocks[number] = self._block(number)
-        found: Array = block[row, :ranks]
+            self._blocks[number] = self._block(number)
+        found: Array = self._blocks[number][row, :ranks]
         return found
 
     def _block(self, number: int) -> Array:
@@ -153,7 +152,7 @@ class Noise:
         start = number * draws // 4  # each step of the counter gives four draws
         raw = np.random.Philox(key=self._seed, counter=start).random_raw(draws)
         uniform = ((raw >> np.uint64(12)) + 0.5) * 2.0**-52  # never 0, never 1
-        noise = -np.log(-np.log(uniform))
+        noise: Array = -np.log(-np.log(uniform))
         return noise.astype(np.float32).reshape(BLOCK, SAMPLED_RANKS)
 
 
