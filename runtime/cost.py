@@ -16,8 +16,10 @@ __all__ = ["Costs", "DraftPolicy"]
 
 PRIOR = 0.75
 """Acceptance that a source is trusted with before it has shown any."""
-WEIGHT = 0.125
-"""Of the newest draft in the running acceptance: the last dozen or so decide."""
+TRUST = 4
+"""Drafts that the prior counts for."""
+LEAST_WEIGHT = 1 / 32
+"""Of the newest draft in the running acceptance: the last few dozen decide."""
 FIRST_PAUSE = 32
 """Steps without a source that does not pay, before it is tried again."""
 LONGEST_PAUSE = 2048
@@ -48,6 +50,8 @@ class _Source:
 
     acceptance: list[float]
     """By position: running share that stood, where all earlier ones did."""
+    tried: list[int]
+    """By position: drafts that this share is of."""
     pause: int = FIRST_PAUSE
     wait: int = FIRST_PAUSE
     """Steps that could use it and do without, until it is tried again."""
@@ -64,16 +68,18 @@ class _Source:
 
     def learn(self, drafted: int, accepted: int) -> None:
         for position in range(min(accepted + 1, drafted)):
+            self.tried[position] += 1
+            weight = max(LEAST_WEIGHT, 1 / (TRUST + self.tried[position]))
             stood = float(position < accepted)
-            self.acceptance[position] += WEIGHT * (stood - self.acceptance[position])
+            self.acceptance[position] += weight * (stood - self.acceptance[position])
 
 
 @dataclass(slots=True)
 class DraftPolicy:
     """Chooses the source of each step's drafts; knows nothing of graphs or clocks.
 
-    A source that does not pay is tried again after a pause, which doubles with each try that
-    fails; a try that pays for itself is followed by another one at once.
+    A source that does not pay is tried again after a pause, which doubles with each try of
+    which no draft stands; a try that pays for itself is followed by another one at once.
     """
 
     costs: Costs
@@ -116,7 +122,10 @@ class DraftPolicy:
         source.learn(drafted, accepted)
         pays = (1 + accepted) * self.costs.decode > self.costs.of(name)
         if self._trying == name:
-            source.pause = FIRST_PAUSE if pays else min(2 * source.pause, LONGEST_PAUSE)
+            if not accepted:
+                source.pause = min(2 * source.pause, LONGEST_PAUSE)
+            elif pays:
+                source.pause = FIRST_PAUSE
             source.wait = 1 if pays else source.pause
             self._trying = None
         elif pays:
@@ -124,7 +133,7 @@ class DraftPolicy:
 
     def _source(self, name: str) -> _Source:
         if name not in self._sources:
-            self._sources[name] = _Source([PRIOR] * self.k)
+            self._sources[name] = _Source([PRIOR] * self.k, [0] * self.k)
         return self._sources[name]
 
     def to_json(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from runtime.accept import Result, parse_result
 from runtime.buffers import Array
+from runtime.late_slot import LateSlot
 from runtime.load import Loaded
 from runtime.logprobs import TokenLogprob, check_logprobs, token_logprob
 from runtime.sampling import Sampler, SamplingOptions, check_samples
@@ -27,10 +28,19 @@ class Forwards:
         self._top: int | None = None
 
     def check(self, sampling: SamplingOptions | None, logprobs: int | None) -> None:
-        """Raise `RequestError` where the artifact cannot choose tokens like this."""
+        """Make sure that tokens can be chosen like this, and load the graphs that do.
+
+        Raises:
+            RequestError: The artifact cannot.
+            LoadError: A graph for it does not load.
+        """
         check_logprobs(logprobs, self._manifest.spec.vocab_size)
-        if sampling is not None and not sampling.is_greedy:
-            check_samples(self._manifest)
+        if sampling is None or sampling.is_greedy:
+            return
+        check_samples(self._manifest)
+        for name, slot in self._slots.items():
+            if name.endswith("_sampled") and isinstance(slot, LateSlot):
+                slot.load()
 
     def begin(
         self, prompt: Sequence[int], sampling: SamplingOptions | None, logprobs: int | None

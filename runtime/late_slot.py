@@ -33,13 +33,17 @@ class LateSlot:
         """What it did so far."""
         return self._none if self._slot is None else self._slot.counters
 
-    def run(self, rows: int | None = None) -> None:
-        """Run the graph once over its buffers; load it first where this is the first run."""
+    def load(self) -> Slot:
+        """Load the graph now, if it is not there yet."""
         if self._closed:
             raise SlotError(f"the {self.name} slot is closed. Open the artifact again")
         if self._slot is None:
             self._slot = self._make()
-        self._slot.run(rows)
+        return self._slot
+
+    def run(self, rows: int | None = None) -> None:
+        """Run the graph once over its buffers; load it first where this is the first run."""
+        self.load().run(rows)
 
     def close(self) -> None:
         """Let go of the graph; a later `run` raises `SlotError`."""

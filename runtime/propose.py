@@ -68,17 +68,6 @@ class NoProposer(Proposer):
         return NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class _Missed:
-    """Rows of the target that the head's cache lacks."""
-
-    start: int
-    hidden: Array
-    """``[1, rows, D]``"""
-    following: tuple[int, ...]
-    """The token after each row."""
-
-
 class HeadProposer(Proposer):
     """The model's own MTP head.
 
@@ -96,7 +85,8 @@ class HeadProposer(Proposer):
         self._k = loaded.manifest.k
         self._width = loaded.manifest.spec.hidden_size
         self._room = loaded.manifest.prefill_rows
-        self._missed: list[_Missed] = []
+        self._missed: list[tuple[Array, tuple[int, ...]]] = []  # hidden, tokens after each row
+        self._first_missed = 0
         self._guessed = False
 
     def begin(self) -> None:
@@ -116,30 +106,26 @@ class HeadProposer(Proposer):
         if self._guessed or self._catch_up is None:
             self._guessed = False
             return
-        rows = len(sequence.last)
-        if self._missing + rows > self._room:
-            self.take_in()
-        hidden = self._buffers.read("hidden", (1, rows, self._width))
-        start = sequence.length - rows
-        self._missed.append(_Missed(start, hidden, sequence.last))
+        if not self._missed:
+            self._first_missed = sequence.length - len(sequence.last)
+        rows = (1, len(sequence.last), self._width)
+        self._missed.append((self._buffers.read("hidden", rows), sequence.last))
 
     def take_in(self) -> None:
         """Fill the head's cache with the rows kept, all but those of the last forward."""
         if not self._missed:
             return
         assert self._catch_up is not None  # or nothing is kept
-        write, first = self._buffers.write, self._missed[0].start
-        tokens = [token for missed in self._missed for token in missed.following]
-        hidden = np.concatenate([missed.hidden for missed in self._missed], axis=1)
-        write("catch_up.hidden", hidden)
-        write("catch_up.length", np.array([first], np.int32))
-        write("prompt_next", np.array([tokens], np.int64))
-        self._catch_up.run(len(tokens))
+        write = self._buffers.write
+        hidden = np.concatenate([rows for rows, _ in self._missed], axis=1)
+        tokens = np.array([[token for _, after in self._missed for token in after]], np.int64)
+        for start in range(0, tokens.shape[1], self._room):
+            part = slice(start, start + self._room)
+            write("catch_up.hidden", hidden[:, part])
+            write("catch_up.length", np.array([self._first_missed + start], np.int32))
+            write("prompt_next", tokens[:, part])
+            self._catch_up.run(tokens[:, part].shape[1])
         self._missed.clear()
-
-    @property
-    def _missing(self) -> int:
-        return sum(len(missed.following) for missed in self._missed)
 
 
 class NgramProposer(Proposer):
