@@ -8,7 +8,7 @@ from export.options import BuildOptions
 from export.sources import read_source
 from passes.streamed import from_array
 
-__all__ = ["build_demo", "build_tiny", "chi_square"]
+__all__ = ["build_demo", "build_tiny", "chi_square", "two_samples"]
 
 
 def _options(**changes):
@@ -57,16 +57,28 @@ def chi_square(counts, probabilities, least=5):
     """
     total = sum(counts.values())
     assert counts.keys() <= probabilities.keys()
-    cells, rest = [], [0.0, 0.0]
-    for outcome, share in probabilities.items():
-        cell = [counts.get(outcome, 0), share * total]
-        if cell[1] < least:
-            rest = [rest[0] + cell[0], rest[1] + cell[1]]
-        else:
-            cells.append(cell)
-    if rest[1] >= least:
-        cells.append(rest)
-    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
-    free = len(cells) - 1
+    cells = [(counts.get(key, 0), share * total) for key, share in probabilities.items()]
+    often, rare = _split(cells, lambda cell: cell[1] >= least)
+    cells = often + [cell for cell in (rare,) if cell[1] >= least]
+    return _deviations(sum((a - b) ** 2 / b for a, b in cells), len(cells) - 1)
+
+
+def two_samples(first, second, least=5):
+    """The same for two counts of as many outcomes each: are they of one distribution?"""
+    assert sum(first.values()) == sum(second.values())
+    cells = [(first[key], second[key]) for key in first | second]
+    often, rare = _split(cells, lambda cell: sum(cell) >= 2 * least)
+    cells = often + [cell for cell in (rare,) if sum(cell) >= 2 * least]
+    return _deviations(sum((a - b) ** 2 / (a + b) for a, b in cells), len(cells) - 1)
+
+
+def _split(cells, often):
+    """The cells that come often, and the sum of the others."""
+    rare = [cell for cell in cells if not often(cell)]
+    summed = (sum(a for a, _ in rare), sum(b for _, b in rare))
+    return [cell for cell in cells if often(cell)], summed
+
+
+def _deviations(statistic, free):
     spread = 2 / (9 * free)  # Wilson and Hilferty: its cube root is nearly normal
     return ((statistic / free) ** (1 / 3) - (1 - spread)) / spread**0.5
