@@ -162,6 +162,8 @@ class Graph:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     passes: tuple[PassRecord, ...]
+    weights: tuple[str, ...] = ()
+    """Names of the tensors of the weight file that the graph reads."""
 
     def aliases(self) -> tuple[tuple[Port, Port], ...]:
         """Pairs of an output and an input that share memory."""
@@ -176,6 +178,7 @@ class Graph:
             "inputs": [port.to_json() for port in self.inputs],
             "outputs": [port.to_json() for port in self.outputs],
             "passes": [record.to_json() for record in self.passes],
+            "weights": list(self.weights),
         }
 
     @classmethod
@@ -189,6 +192,7 @@ class Graph:
             inputs=tuple(Port.parse(port) for port in fields.objects("inputs")),
             outputs=tuple(Port.parse(port) for port in fields.objects("outputs")),
             passes=tuple(PassRecord.parse(record) for record in fields.objects("passes")),
+            weights=fields.texts("weights") if "weights" in fields else (),
         )
 
 

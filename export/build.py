@@ -224,6 +224,7 @@ def _write_graphs(
             inputs=derived.inputs,
             outputs=derived.outputs,
             passes=derived.passes,
+            weights=tuple(n for n in model.graph.initializers if n in weights.tensors),
         )
     return written
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from artifacts import LayerKind, ModelSpec, Source
 from export.build import Model
 from export.geometries import spec_of
+from export.quantisers import MIN_ROWS
 from passes.quantise import BLOCK, PackedMatrix
 from passes.streamed import Array, StreamedTensor, rows_per_block
 
@@ -88,52 +89,79 @@ def _gdn(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {f"gdn.{n}": s for n, s in sizes.items()}
 
 
+QUIET = ("down", "o", "out")
+"""Matrices that write into the stream: small, so that 64 layers of them stay in float16."""
+QUIETNESS = 0.02
+VOCABULARY = ("embed", "lm_head")
+"""Made of the same four-bit numbers: a token's own logit then stands far above all others,
+and kernels that round differently still choose the same tokens."""
+DEVIATION = 4.3
+"""Of four-bit values between -7 and 7."""
+
+
 def _weight(name: str, shape: tuple[int, ...]) -> StreamedTensor:
     last = name.rpartition(".")[2]
-    exact = len(shape) == 1
-    dtype = FLOAT if exact else BFLOAT16
-    deviation = 0.3 if last == "conv" else shape[-1] ** -0.5
-
-    def values(rng: np.random.Generator, rows: int) -> Array:
-        size = (rows, *shape[1:])
-        if last == "decay_scale":
-            return -np.exp(rng.uniform(-4, 2, size))
-        if last == "dt_bias":
-            return rng.standard_normal(size)
-        if exact:
-            return 1 + 0.1 * rng.standard_normal(size)
-        return rng.standard_normal(size, np.float32) * np.float32(deviation)
+    dtype = FLOAT if len(shape) == 1 else BFLOAT16
 
     def blocks() -> Iterator[Array]:
+        if last in VOCABULARY:
+            scale = 1 / DEVIATION if last == "embed" else shape[1] ** -0.5 / DEVIATION
+            values = (scale * (np.arange(16) - 8)).astype(dtype.numpy())
+            for nibbles in _nibbles("vocabulary", *shape):
+                yield values[nibbles]
+            return
         rng = np.random.default_rng(zlib.crc32(f"{last}{shape}".encode()))
         step = rows_per_block(shape, 4)
         for start in range(0, shape[0], step):
-            yield values(rng, min(step, shape[0] - start)).astype(dtype.numpy())
+            size = (min(step, shape[0] - start), *shape[1:])
+            yield _values(last, rng, size).astype(dtype.numpy())
 
     return StreamedTensor(
         blocks, dtype=dtype, shape=shape, name=name, shared_as=f"{last} {list(shape)}"
     )
 
 
+def _values(last: str, rng: np.random.Generator, size: tuple[int, ...]) -> Array:
+    if last == "decay_scale":
+        return -np.exp(rng.uniform(-4, 2, size))
+    if last == "dt_bias":
+        return rng.standard_normal(size)
+    if len(size) == 1:
+        return 1 + 0.1 * rng.standard_normal(size)
+    deviation = 0.3 if last == "conv" else _deviation(last, size[-1])
+    return rng.standard_normal(size, np.float32) * np.float32(deviation)
+
+
+def _deviation(last: str, width: int) -> float:
+    """Of a matrix that keeps the size of what it reads, or writes little of it."""
+    return float(width**-0.5) * (QUIETNESS if last in QUIET else 1)
+
+
+def _nibbles(role: str, rows: int, width: int) -> Iterator[Array]:
+    """Blocks of uint8 [n, width], each 1 .. 15; 8 stands for zero, so the mean is zero."""
+    rng = np.random.default_rng(zlib.crc32(f"{role} {rows}x{width}".encode()))
+    step = rows_per_block((rows, width), 1)
+    for start in range(0, rows, step):
+        yield rng.integers(1, 16, (min(step, rows - start), width), np.uint8)
+
+
 def pack_synthetic(weight: StreamedTensor) -> PackedMatrix | None:
     """Random four-bit weights in the place of `weight`, of about its size."""
     rows, width = weight.shape.numpy()
-    if rows < 128 or width % BLOCK:
+    if rows < MIN_ROWS or width % BLOCK:
         return None
     blocks, dtype = width // BLOCK, weight.dtype
     name, last = weight.name or "", (weight.name or "").rpartition(".")[2]
+    role = "vocabulary" if last in VOCABULARY else last
+    deviation = 1.0 if last == "embed" else _deviation(last, width)
 
     def data() -> Iterator[Array]:
-        rng = np.random.default_rng(zlib.crc32(f"{last}{rows}x{width}".encode()))
-        step = rows_per_block((rows, width // 2), 1)
-        for start in range(0, rows, step):
-            size = (min(step, rows - start), blocks, BLOCK // 2)
-            low, high = rng.integers(1, 16, (2, *size), np.uint8)  # 8 is zero: mean 0
-            yield low | high << 4
+        for nibbles in _nibbles(role, rows, width):
+            packed = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+            yield packed.reshape(len(nibbles), blocks, BLOCK // 2)
 
     def scales() -> Iterator[Array]:
-        # values -7 .. 7 deviate by 4.3
-        yield np.full((rows, blocks), width**-0.5 / 4.3).astype(dtype.numpy())
+        yield np.full((rows, blocks), deviation / DEVIATION).astype(dtype.numpy())
 
     key = f"q4 {last} {rows}x{width}"
     return PackedMatrix(

@@ -7,6 +7,8 @@ code then serves buffers on a device.
 from __future__ import annotations
 
 import math
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -32,6 +34,10 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
+COPIES = 7
+"""Copies of which `copy_bandwidth` takes the median."""
+
+
 class Buffers(Protocol):
     """Named memory on some device."""
 
@@ -49,6 +55,9 @@ class Buffers(Protocol):
 
     def reset(self) -> None:
         """Make all as before the first prompt: states zero, nothing committed."""
+
+    def copy_bandwidth(self, size: int) -> float:
+        """Bytes per second, read and written, of copying `size` bytes within this memory."""
 
     def close(self) -> None:
         """Give the memory back; every later call raises `SlotError`."""
@@ -98,6 +107,16 @@ class CpuBuffers:
         for name, array in self._arrays.items():
             if not name.endswith(CACHES):
                 array[...] = 0
+
+    def copy_bandwidth(self, size: int) -> float:
+        """Bytes per second, read and written, of copying `size` bytes in memory."""
+        source, to = np.ones(size, np.uint8), np.empty(size, np.uint8)
+        times = []
+        for _ in range(COPIES):
+            start = time.perf_counter()
+            np.copyto(to, source)
+            times.append(time.perf_counter() - start)
+        return 2 * size / statistics.median(times)
 
     def close(self) -> None:
         """Give the memory back; every later call raises `SlotError`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from artifacts.version import __version__
+from runtime.cli_bench import bench_command
 from runtime.cli_check import check_command
 from runtime.cli_generate import generate_command
 
@@ -20,8 +21,10 @@ def main() -> None:
     Examples:
       mtp-run generate qwen-mtp --prompt "def main():"
       mtp-run check qwen-mtp
+      mtp-run bench qwen-mtp
     """
 
 
 main.add_command(generate_command)
+main.add_command(bench_command)
 main.add_command(check_command)

@@ -15,6 +15,7 @@ from runtime.cost import DraftPolicy
 from runtime.drafting import Drafting
 from runtime.errors import RequestError
 from runtime.forward import Forwards
+from runtime.graph_lines import captured_counters
 from runtime.load import Loaded, load
 from runtime.propose import NOTHING, JoinedProposer, Proposal, Proposer
 from runtime.request import Drafts, check_prompt, drafts_of
@@ -54,6 +55,7 @@ class Decoder:
         self.stats = Stats()
         self.sequence: Sequence | None = None
         self._buffers = loaded.buffers
+        self._slots = loaded.slots
         self._forwards = Forwards(loaded)
         self._drafting = Drafting(loaded, proposer)
         self._proposer = self._drafting.default
@@ -184,7 +186,9 @@ class Decoder:
         logprobs: int | None,
         proposer: Proposer,
     ) -> Step:
-        self.sequence, self.stats = None, Stats(prompt_tokens=len(ids))
+        self.sequence = None
+        self._forwards.load(sampling)
+        self.stats = Stats(prompt_tokens=len(ids), graphs=captured_counters(self._slots))
         with self.stats.phase("host"):
             self._buffers.reset()
             self._forwards.begin(ids, sampling, logprobs)

@@ -28,16 +28,19 @@ class Forwards:
         self._top: int | None = None
 
     def check(self, sampling: SamplingOptions | None, logprobs: int | None) -> None:
-        """Make sure that tokens can be chosen like this, and load the graphs that do.
-
-        Raises:
-            RequestError: The artifact cannot.
-            LoadError: A graph for it does not load.
-        """
+        """Raise `RequestError` where the artifact cannot choose tokens like this."""
         check_logprobs(logprobs, self._manifest.spec.vocab_size)
+        if sampling is not None and not sampling.is_greedy:
+            check_samples(self._manifest)
+
+    def load(self, sampling: SamplingOptions | None) -> None:
+        """Load the graphs that sample, if they will be needed and are not there yet.
+
+        On a device they are captured with it, which changes buffers: no sequence may be under
+        way.
+        """
         if sampling is None or sampling.is_greedy:
             return
-        check_samples(self._manifest)
         for name, slot in self._slots.items():
             if name.endswith("_sampled") and isinstance(slot, LateSlot):
                 slot.load()

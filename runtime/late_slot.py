@@ -29,6 +29,11 @@ class LateSlot:
         return SlotState.COLD if self._slot is None else self._slot.state
 
     @property
+    def captures(self) -> bool:
+        """Whether it is there to be captured; not known before it is made."""
+        return self._slot is not None and self._slot.captures
+
+    @property
     def counters(self) -> Counters:
         """What it did so far."""
         return self._none if self._slot is None else self._slot.counters

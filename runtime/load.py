@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from artifacts import Buffer, Manifest
 from artifacts.buffers import contract_buffers
 from artifacts.manifest import GRAPHS, OPTIONAL_GRAPHS
 from runtime.buffers import Buffers, CpuBuffers
+from runtime.device_memory import DeviceMemory
 from runtime.errors import LoadError
 from runtime.late_slot import LateSlot
 from runtime.session import Session, SessionOptions, require_provider
@@ -45,12 +47,14 @@ class Loaded:
     manifest: Manifest
     buffers: Buffers
     slots: dict[str, Slot]
+    memory: DeviceMemory | None
+    """Where device memory went; None on the CPU."""
+    closing: ExitStack
+    """Closes slots, then memory, then the device."""
 
     def close(self) -> None:
         """Give slots and memory back."""
-        for slot in self.slots.values():
-            slot.close()
-        self.buffers.close()
+        self.closing.close()
 
 
 def load(
@@ -66,13 +70,15 @@ def load(
         folder: Holds ``manifest.json``.
         threads: Threads of a graph; 0 takes as many as there are cores.
         prepack: Whether graphs keep copies of their matrices in their kernels' layout; where
-            None, those of `packed_graphs` do.
-        progress: Called with the name of each graph before it is loaded.
+            None, those of `packed_graphs` do. The CPU's alone.
+        progress: Called with the name of each graph before it is loaded, and on a device
+            with what else is being done.
 
     Raises:
         ParseError: ``manifest.json`` does not say what it must.
         LoadError: Files, graphs and manifest do not go together, or this machine lacks the
             provider or the memory.
+        DeviceError: The device, its libraries or its memory are missing.
     """
     manifest = Manifest.read(folder)
     require_provider(manifest.target.provider)
@@ -86,8 +92,31 @@ def load(
         )
     for graph in manifest.graphs.values():
         check_file(folder / graph.file, graph.sha256, limit=MAX_GRAPH_BYTES)
-    packed = packed_graphs(size) if prepack is None else GRAPHS if prepack else ()
+    tell = progress or (lambda _: None)
+    with ExitStack() as closing:
+        memory = None
+        buffers: Buffers
+        if manifest.target.provider == "cuda":
+            from runtime.cuda_load import load_cuda
+
+            options = SessionOptions(threads=threads)
+            buffers, slots, memory = load_cuda(folder, manifest, options, closing, tell)
+        else:
+            packed = packed_graphs(size) if prepack is None else GRAPHS if prepack else ()
+            buffers, slots = _load_cpu(folder, manifest, threads, packed, closing, tell)
+        return Loaded(folder, manifest, buffers, slots, memory, closing.pop_all())
+
+
+def _load_cpu(
+    folder: Path,
+    manifest: Manifest,
+    threads: int,
+    packed: Collection[str],
+    closing: ExitStack,
+    tell: Callable[[str], None],
+) -> tuple[Buffers, dict[str, Slot]]:
     buffers = CpuBuffers(manifest.buffers)
+    closing.callback(buffers.close)
     slots: dict[str, Slot] = {}
 
     def made(name: str) -> Slot:
@@ -103,11 +132,11 @@ def load(
     for name in manifest.graphs:
         if name in OPTIONAL_GRAPHS:
             slots[name] = LateSlot(name, partial(made, name))
-            continue
-        if progress is not None:
-            progress(name)
-        slots[name] = made(name)
-    return Loaded(folder, manifest, buffers, slots)
+        else:
+            tell(name)
+            slots[name] = made(name)
+        closing.callback(slots[name].close)
+    return buffers, slots
 
 
 def packed_graphs(weight_bytes: int) -> Collection[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from runtime.state import Sequence
 
 __all__ = [
     "NOTHING",
+    "ForcedProposer",
     "HeadProposer",
     "JoinedProposer",
     "NgramProposer",
@@ -126,6 +128,57 @@ class HeadProposer(Proposer):
             write("prompt_next", tokens[:, part])
             self._catch_up.run(tokens[:, part].shape[1])
         self._missed.clear()
+
+
+class ForcedProposer(Proposer):
+    """The head's drafts, replaced by tokens that are known to be right or wrong.
+
+    For measurements at a chosen acceptance: the head still runs and the verify still
+    decides; only the ids between them are set by hand.
+    """
+
+    def __init__(
+        self,
+        head: Proposer,
+        buffers: Buffers,
+        tokens: Tokens[int],
+        *,
+        acceptance: float,
+        vocab_size: int,
+        seed: int = 0,
+    ) -> None:
+        """Replace drafts.
+
+        Args:
+            head: What is measured.
+            buffers: Hold ``ids``.
+            tokens: What the target emits after this prompt, recorded before.
+            acceptance: Chance of each draft to be the recorded token.
+            vocab_size: Of the wrong tokens.
+            seed: Of the chances.
+        """
+        self._head, self._buffers, self._tokens = head, buffers, tokens
+        self._acceptance, self._vocab = acceptance, vocab_size
+        self._random = np.random.default_rng(seed)
+
+    def begin(self) -> None:
+        """Forget the last sequence."""
+        self._head.begin()
+
+    def before_forward(self, sequence: Sequence) -> None:
+        """Keep what the head needs."""
+        self._head.before_forward(sequence)
+
+    def propose(self, sequence: Sequence, most: int) -> Proposal:
+        """Let the head guess, then overwrite its guesses."""
+        drafted = self._head.propose(sequence, most).drafts
+        start = len(sequence.emitted)
+        known = np.array(self._tokens[start : start + drafted], np.int64)
+        wrong = self._random.random(len(known)) >= self._acceptance
+        known[wrong] = (known[wrong] + 1) % self._vocab
+        ids = np.array([[sequence.emitted[-1], *known]], np.int64)
+        self._buffers.write("ids", ids)
+        return Proposal(len(known), "forced")
 
 
 class NgramProposer(Proposer):

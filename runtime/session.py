@@ -1,4 +1,4 @@
-"""The seam to ONNX Runtime: everything untyped stays in this module.
+"""The seam to ONNX Runtime: everything untyped stays here and in `runtime.binding`.
 
 Why the session options are what they are:
 
@@ -16,37 +16,36 @@ Why the session options are what they are:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
+from runtime.binding import HOST_MEMORY, Binding, Tensor, declared
 from runtime.errors import LoadError, SlotError
 
-__all__ = ["Binding", "Session", "SessionOptions", "Tensor", "require_provider"]
+__all__ = [
+    "Binding",
+    "Placement",
+    "Session",
+    "SessionOptions",
+    "Tensor",
+    "first_line",
+    "require_provider",
+]
 
 logger = logging.getLogger(__name__)
 
-PROVIDERS = {"cpu": "CPUExecutionProvider"}
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """Provider of a manifest -> ONNX Runtime's name for it."""
+INSTALL = {"cuda": 'pip install "onnxruntime-gpu>=1.31"'}
+"""Provider of a manifest -> how to get an ONNX Runtime that has it."""
 
-ELEMENTS = {
-    "float32": ("tensor(float)", 1),
-    "uint8": ("tensor(uint8)", 2),
-    "int8": ("tensor(int8)", 3),
-    "int32": ("tensor(int32)", 6),
-    "int64": ("tensor(int64)", 7),
-    "bool": ("tensor(bool)", 9),
-    "float16": ("tensor(float16)", 10),
-    "bfloat16": ("tensor(bfloat16)", 16),
-}
-"""Our dtype -> ONNX Runtime's name of the type, and ONNX's number for it."""
-
-DTYPES = {name: dtype for dtype, (name, _) in ELEMENTS.items()}
-
+HOST = PROVIDERS["cpu"]
+"""Always there besides another provider."""
 FAILURES: tuple[type[Exception], ...] = (
     native.EPFail,
     native.EngineError,
@@ -76,78 +75,101 @@ class SessionOptions:
     """Let the graph keep its own copy of the matrices in its kernels' favourite layout."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An input or output as the ONNX file declares it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What a session needs on its provider."""
 
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    """A string is a size that a run chooses."""
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
-class Binding:
-    """Inputs and outputs of one session, bound to addresses."""
-
-    def __init__(self, session: Any, provider: str) -> None:
-        self._binding = onnxruntime.IOBinding(session)
-        self._device = provider
-
-    def bind_input(self, name: str, dtype: str, shape: Sequence[int], address: int) -> None:
-        """Let input `name` read at `address` at every later run."""
-        number = ELEMENTS[dtype][1]
-        self._binding.bind_input(name, self._device, 0, number, list(shape), address)
-
-    def bind_output(self, name: str, dtype: str, shape: Sequence[int], address: int) -> None:
-        """Let output `name` be written at `address` at every later run."""
-        number = ELEMENTS[dtype][1]
-        self._binding.bind_output(name, self._device, 0, number, list(shape), address)
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of the provider."""
+    initializers: Mapping[str, Any] = field(default_factory=dict)
+    """Weights that are on the device already: name -> ``onnxruntime.OrtValue``."""
+    run: Mapping[str, str] = field(default_factory=dict)
+    """Configuration of every run."""
+    eager: Mapping[str, str] = field(default_factory=dict)
+    """What differs in a run that neither captures nor replays."""
 
 
 class Session:
     """One ONNX graph, loaded on one provider."""
 
-    def __init__(self, path: Path, provider: str, options: SessionOptions) -> None:
-        native_name = require_provider(provider)
+    def __init__(
+        self,
+        path: Path,
+        provider: str,
+        options: SessionOptions,
+        placement: Placement | None = None,
+        hint: str = "",
+    ) -> None:
+        """Load a graph.
+
+        Args:
+            path: The ONNX file.
+            provider: As a manifest names it.
+            options: What a caller may choose.
+            placement: What the provider needs; nothing where None.
+            hint: How to install what the provider needs besides ONNX Runtime.
+
+        Raises:
+            LoadError: The provider is missing or refuses the graph; ONNX Runtime's own error
+                is its cause.
+        """
+        placement = placement or Placement()
+        wanted = require_provider(provider)
         self.name = path.stem
         self._provider = provider
+        self._run = _run_options(placement.run)
+        self._eager = _run_options({**placement.run, **placement.eager})
+        native_options = _native_options(options)
+        for name, value in placement.initializers.items():
+            native_options.add_initializer(name, value)
         try:
             self._session = onnxruntime.InferenceSession(
                 path,
-                sess_options=_native_options(options),
-                providers=[native_name],
+                sess_options=native_options,
+                providers=[(wanted, dict(placement.options))],
                 enable_fallback=0,
             )
         except FAILURES as e:
             raise LoadError(
                 f"ONNX Runtime {onnxruntime.__version__} does not load {path.name}: "
-                f"{_first_line(e)}. Build the artifact again, or see what is wrong with: "
+                f"{first_line(e)}. Build the artifact again, or see what is wrong with: "
                 f"mtp-export check {path.parent.name}"
             ) from e
         found = self._session.get_providers()
-        if found != [native_name]:
+        if found != list(dict.fromkeys((wanted, HOST))):
             raise LoadError(
-                f"{path.name} was loaded on {', '.join(found)}, not on {native_name} "
-                "alone. Install an onnxruntime that has this provider"
+                f"{path.name} was loaded on {', '.join(found)}, not on {wanted} alone: ONNX "
+                "Runtime could not start that provider. Check that its libraries and drivers "
+                f"are installed{hint and ': ' + hint}"
             )
-        self.inputs = tuple(_declared(value) for value in self._session.get_inputs())
-        self.outputs = tuple(_declared(value) for value in self._session.get_outputs())
+        self.inputs = tuple(declared(value) for value in self._session.get_inputs())
+        self.outputs = tuple(declared(value) for value in self._session.get_outputs())
+        memory = zip(self.inputs, self._session.get_input_memory_infos(), strict=True)
+        self.host_inputs = frozenset(t.name for t, info in memory if info.name == HOST_MEMORY)
+        """Inputs that ONNX Runtime reads in the host's memory."""
         logger.debug("loaded %s on %s", path.name, provider)
 
     def binding(self) -> Binding:
         """A fresh binding, nothing bound yet."""
         return Binding(self._session, self._provider)
 
-    def run(self, binding: Binding) -> None:
-        """Run once; raises `SlotError` with ONNX Runtime's reason."""
+    def on_host(self) -> tuple[str, ...]:
+        """Operators that a session of another provider left to the CPU, each once."""
+        if PROVIDERS[self._provider] == HOST:
+            return ()
+        parts = self._session.get_provider_graph_assignment_info()
+        nodes = [node for part in parts if part.ep_name == HOST for node in part.get_nodes()]
+        return tuple(sorted({str(node.op_type) for node in nodes}))
+
+    def run(self, binding: Binding, *, eager: bool = False) -> None:
+        """Run once, node by node if `eager`; raises `SlotError` with ONNX Runtime's reason."""
         try:
-            self._session.run_with_iobinding(binding._binding)
+            self._session.run_with_iobinding(
+                binding._binding, self._eager if eager else self._run
+            )
         except FAILURES as e:
             raise SlotError(
-                f"the {self.name} graph failed: {_first_line(e)}. Start a new prompt; "
+                f"the {self.name} graph failed: {first_line(e)}. Start a new prompt; "
                 "mtp-run check says whether the artifact is sound"
             ) from e
 
@@ -164,6 +186,7 @@ def require_provider(provider: str) -> str:
         raise LoadError(
             f"the artifact needs {name}, which this onnxruntime {onnxruntime.__version__} was "
             "built without. Install one that has it"
+            + (f": {INSTALL[provider]}" if provider in INSTALL else "")
         )
     return name
 
@@ -180,15 +203,19 @@ def _native_options(options: SessionOptions) -> Any:
     for key, value in (
         ("session.disable_prepacking", "0" if options.prepack else "1"),
         ("session.intra_op.allow_spinning", "0"),
+        ("session.record_ep_graph_assignment_info", "1"),  # for `on_host`
     ):
         native_options.add_session_config_entry(key, value)
     return native_options
 
 
-def _declared(value: Any) -> Tensor:
-    shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
-    return Tensor(value.name, DTYPES.get(value.type, value.type), shape)
+def _run_options(entries: Mapping[str, str]) -> Any:
+    made = onnxruntime.RunOptions()
+    for key, value in entries.items():
+        made.add_run_config_entry(key, value)
+    return made
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error of ONNX Runtime says, as part of a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -62,6 +62,10 @@ class Slot(Protocol):
     def counters(self) -> Counters:
         """What it did so far."""
 
+    @property
+    def captures(self) -> bool:
+        """Whether it is meant to be captured; then `counters` tell if it was."""
+
     def run(self, rows: int | None = None) -> None:
         """Run the graph once over its buffers; `rows` where the graph leaves them open."""
 
@@ -70,7 +74,9 @@ class Slot(Protocol):
 
 
 class GraphSlot:
-    """A slot on a provider that has nothing to capture: captures and replays stay 0."""
+    """A slot that has nothing to capture: captures and replays stay 0."""
+
+    captures = False
 
     def __init__(self, name: str, graph: Graph, session: Session, buffers: Buffers) -> None:
         """Bind every port for life; raises `LoadError` where a port and its buffer differ."""
@@ -81,13 +87,12 @@ class GraphSlot:
         self._graph = graph
         self._buffers = buffers
         self._session: Session | None = session
-        self._binding: Binding = session.binding()
+        self._binding: Binding | None = None
         self._ports = (*graph.inputs, *graph.outputs)
         self._open = tuple(port for port in self._ports if _is_open(port))
         self._limit = min((_rows_limit(p, buffers) for p in self._open), default=0)
-        self._rows = graph.rows or 0
         self._addresses = {p.buffer: buffers.address(p.buffer) for p in self._ports}
-        self._bind(tuple(port for port in self._ports if not _is_open(port)))
+        self._attach(session)
 
     def run(self, rows: int | None = None) -> None:
         """Run the graph once over its buffers; `rows` where the graph leaves them open.
@@ -106,13 +111,23 @@ class GraphSlot:
                     f"now at {self._buffers.address(buffer):#x}; a run would use stale "
                     "memory. Open the artifact again"
                 )
-        self._session.run(self._binding)
+        self._execute(self._session)
         self.counters.runs += 1
 
     def close(self) -> None:
         """Let go of the graph; a later `run` raises `SlotError`."""
-        self._session = None
+        self._session = self._binding = None
         self.state = SlotState.CLOSED
+
+    def _attach(self, session: Session) -> None:
+        """Let `session` be what runs, over the same memory."""
+        self._session, self._binding = session, session.binding()
+        self._rows = self._graph.rows or 0
+        self._bind(tuple(port for port in self._ports if not _is_open(port)))
+
+    def _execute(self, session: Session) -> None:
+        assert self._binding is not None
+        session.run(self._binding)
 
     def _choose(self, rows: int | None) -> None:
         if not self._open:
@@ -129,6 +144,7 @@ class GraphSlot:
             self._bind(self._open)
 
     def _bind(self, ports: tuple[Port, ...]) -> None:
+        assert self._binding is not None
         for port in ports:
             shape = tuple(n if isinstance(n, int) else self._rows for n in port.shape)
             is_input = port in self._graph.inputs

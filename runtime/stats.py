@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.slots import Counters
+
 __all__ = ["PHASES", "Stats"]
 
 PHASES = ("prefill", "draft", "verify", "decode", "host")
@@ -32,6 +34,8 @@ class Stats:
     proposers: dict[str, list[int]] = field(default_factory=dict)
     """By source of the drafts: [steps, drafted, accepted]."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    graphs: dict[str, Counters] = field(default_factory=dict)
+    """Label -> what a captured slot did since it was opened, over all prompts."""
     _open: list[str] = field(default_factory=list)
     _since: float = 0.0
 
@@ -104,4 +108,5 @@ class Stats:
                 for source, (steps, drafted, accepted) in self.proposers.items()
             },
             "seconds": dict(self.seconds),
+            "graphs": {label: counters.to_json() for label, counters in self.graphs.items()},
         }

@@ -357,7 +357,7 @@ class Loop:
             "length": np.zeros(1, np.int32),
             "accepted": np.zeros(1, np.int64),
             "best": np.full((1, self.k + 1), GARBAGE),
-            "result": np.full(self.k + 3, GARBAGE),
+            "result": np.full(2 * self.k + 4, GARBAGE),
         }
         for name in ("hidden", "logits"):
             shape = self.verify.outputs[name].shape

@@ -34,7 +34,7 @@ g (int64[1,2] input_ids, int32[1] past_length, int32[1] draft_count,
    float[1,2,3] l, float[1,4,1] c, float[2,1,1,1,2] r)
     => (float[1,2,3] logits, float[1,2,1] "present.0.conv",
         float[1,1,1,2] "present.0.recurrent", int64[1,2] best,
-        int64[1] accepted, int64[1,1] next_token, int32[1] next_length, int64[4] result)
+        int64[1] accepted, int64[1,1] next_token, int32[1] next_length, int64[6] result)
 {
     logits = Identity(l)
     conv = Identity(c)
@@ -74,8 +74,17 @@ g (int64[1,2] input_ids, int32[1] past_length, int32[1] draft_count,
     next_length = Add(past_length, more32)
     q = Constant<value = int64[1] {-1}>()
     flat = Reshape(best, q)
+    at = Constant<value = int64[1] {2}>()
+    deep = Unsqueeze(best, at)
+    peak = GatherElements<axis=2>(logits, deep)
+    zero = Constant<value = float[1] {0}>()
+    gap = Sub(peak, peak)
+    number = Equal(gap, zero)
+    number64 = Cast<to=7>(number)
+    flatly = Constant<value = int64[1] {-1}>()
+    finite = Reshape(number64, flatly)
     length64 = Cast<to=7>(next_length)
-    result = Concat<axis=0>(accepted, length64, flat)
+    result = Concat<axis=0>(accepted, length64, flat, finite)
 }
 """
 
@@ -123,7 +132,7 @@ def test_the_count_is_that_of_a_plain_loop(data):
     np.testing.assert_array_equal(got["best"], best)
     np.testing.assert_array_equal(got["next_token"], best[:, want : want + 1])
     np.testing.assert_array_equal(got["next_length"], [9 + want + 1])
-    np.testing.assert_array_equal(got["result"], [want, 9 + want + 1, *best[0]])
+    np.testing.assert_array_equal(got["result"], [want, 9 + want + 1, *best[0], *[1] * m])
     np.testing.assert_array_equal(got["present.0.conv"], states["c"][:, want + 1 : want + 3])
     np.testing.assert_array_equal(got["present.0.recurrent"], states["r"][want])
 
@@ -182,7 +191,7 @@ g (float[1,1,3] l, int32[1] past_length) => (float[1,1,3] logits, int32[1] used)
 GREEDY_AFTER = """
 g (float[1,1,3] l, int32[1] past_length)
     => (float[1,1,3] logits, int32[1] used, int64[1,1] best, int64[1] accepted,
-        int64[1,1] next_token, int32[1] next_length, int64[3] result) {
+        int64[1,1] next_token, int32[1] next_length, int64[4] result) {
     one = Constant<value = int32[1] {1}>()
     n = Add(past_length, one)
     last_row = Sub(n, one)
@@ -198,8 +207,17 @@ g (float[1,1,3] l, int32[1] past_length)
     next_token = Identity(best)
     d = Constant<value = int64[1] {-1}>()
     again = Reshape(best, d)
+    at = Constant<value = int64[1] {2}>()
+    deep = Unsqueeze(best, at)
+    peak = GatherElements<axis=2>(logits, deep)
+    zero = Constant<value = float[1] {0}>()
+    gap = Sub(peak, peak)
+    number = Equal(gap, zero)
+    number64 = Cast<to=7>(number)
+    flatly = Constant<value = int64[1] {-1}>()
+    finite = Reshape(number64, flatly)
     long = Cast<to=7>(next_length)
-    result = Concat<axis=0>(accepted, long, again)
+    result = Concat<axis=0>(accepted, long, again, finite)
 }
 """
 
@@ -214,7 +232,7 @@ def test_a_greedy_graph_gets_the_same_outputs():
     assert got["best"].tolist() == got["next_token"].tolist() == [[1]]
     assert got["accepted"].tolist() == [0]
     assert got["next_length"].tolist() == [7]
-    assert got["result"].tolist() == [0, 7, 1]
+    assert got["result"].tolist() == [0, 7, 1, 1]
 
 
 def test_a_greedy_tail_over_more_rows_is_refused():
@@ -229,3 +247,13 @@ def test_a_graph_without_last_row_is_refused():
     model = parse(GREEDY.replace("last_row", "final_row"))
     with pytest.raises(PreconditionError, match="computes no last_row"):
         GreedyTailPass()(model)
+
+
+@pytest.mark.parametrize("worst", [np.nan, np.inf])
+def test_a_row_whose_highest_logit_is_no_number_is_told(worst):
+    logits = np.zeros((1, 3, 2), np.float32)
+    logits[0, 1] = worst
+    states = {"c": np.zeros((1, 5, 1), np.float32), "r": np.zeros((3, 1, 1, 1, 2), np.float32)}
+    feeds = {"past_length": np.array([9], np.int32), "l": logits, **states}
+    ids = {"input_ids": np.zeros((1, 3), np.int64), "draft_count": np.array([2], np.int32)}
+    assert _verify(2, 2)(feeds | ids)["result"][-3:].tolist() == [1, 0, 1]

@@ -160,7 +160,7 @@ def test_a_prompt_fills_the_heads_cache_as_the_oracles(make, ids, chunk):
     checkpoint.head.forward(following, want["hidden"], head_cache, 0)
     np.testing.assert_allclose(out["logits"][0, 0], want["logits"][-1], rtol=0, atol=2e-4)
     assert out["next_length"] == [len(ids)]
-    assert out["result"].tolist() == [0, len(ids), want["logits"][-1].argmax()]
+    assert out["result"].tolist() == [0, len(ids), want["logits"][-1].argmax(), 1]
     for part, rows_want in (("key", head_cache[0].k), ("value", head_cache[0].v)):
         got = states[f"head.past.0.{part}"][0, :, : len(ids)].transpose(1, 0, 2)
         np.testing.assert_allclose(got, rows_want, rtol=0, atol=2e-4)

@@ -115,7 +115,6 @@ def test_a_dangling_link_is_missing(folder):
         (("buffers", "best", "shape", [1, 10**9]), "'best' is"),
         (("spec", "vocab_size", 319), "'logits' is"),
         (("target", "dtype", "float16"), "'hidden' is float32"),
-        (("target", "provider", "cuda"), "built for the provider 'cuda'"),
         (("graphs", "verify", "rows", 3), "verify graph has 3 rows; it must have 4"),
         (("graphs", "decode", "inputs", 0, "buffer", "idz"), "'idz', and there is no such"),
         (("graphs", "decode", "inputs", 0, "shape", [1, 9]), "does not go on|in the manifest"),
