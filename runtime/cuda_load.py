@@ -106,12 +106,12 @@ def load_cuda(
     slots: dict[str, Slot] = {}
     closing.callback(_close_slots, slots)
     for name, graph in manifest.graphs.items():
-        progress(name)
         opened = partial(_open, folder / graph.file, options, driver, weights.values)
         make = partial(_slot, name, graph, opened, buffers, driver)
         if name in OPTIONAL_GRAPHS:
             slots[name] = LateSlot(name, partial(_late, make, buffers))
         else:
+            progress(name)
             slots[name] = make()
     _capture(slots, buffers, progress)
     memory = DeviceMemory(
