@@ -60,7 +60,7 @@ def test_a_state_that_a_sampled_graph_does_not_write_is_found(folder):
 
 def test_a_graph_changed_after_the_build_is_refused_before_it_is_needed(folder):
     (folder / "decode_sampled.onnx").write_bytes(b"")
-    with pytest.raises(LoadError, match="decode_sampled.onnx has the SHA-256"):
+    with pytest.raises(LoadError, match=r"decode_sampled\.onnx has the SHA-256"):
         load(folder)
 
 
@@ -69,7 +69,7 @@ def test_a_graph_changed_after_the_load_is_refused_when_it_is_needed(folder):
         (folder / "decode_sampled.onnx").write_bytes(b"")
         want = [token for step in decoder.generate([1, 2], 4) for token in step.tokens]
         assert len(want) == 4
-        with pytest.raises(LoadError, match="decode_sampled.onnx has the SHA-256"):
+        with pytest.raises(LoadError, match=r"decode_sampled\.onnx has the SHA-256"):
             decoder.prefill([1, 2], sampling=SamplingOptions(seed=1))
 
 
