@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import click
 from rich.console import Console
 
+from runtime.answer import Answer
 from runtime.cli_sampling import drafting_options, sampling_of, sampling_options
 from runtime.decode import Decoder
 from runtime.edge import FOLDER, INTERRUPTED, THREADS, errors_at_the_edge, spinner
@@ -22,7 +23,7 @@ from runtime.prompt import parse_ids, prompt_text
 from runtime.report import figures, generation_json, print_figures
 from runtime.request import AUTO, Drafts, drafts_of
 from runtime.state import Finish, Step
-from runtime.tokenizer import TextStream, Tokenizer
+from runtime.tokenizer import Tokenizer
 
 __all__ = ["generate_command"]
 
@@ -45,6 +46,8 @@ __all__ = ["generate_command"]
     help="With --json: each token's log probability and so many likeliest ones. They are "
     "the target's own, before temperature, penalties and limits.",
 )
+@click.option("--stop", multiple=True, help="End before this text. Repeatable.")
+@click.option("--stop-id", type=int, multiple=True, help="End at this token. Repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-text token.")
 @click.option("--threads", type=THREADS, default=0, help="Threads of a graph; 0: every core.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
@@ -61,6 +64,8 @@ def generate_command(
     no_mtp: bool,
     lookup: bool,
     logprobs: int | None,
+    stop: tuple[str, ...],
+    stop_id: tuple[int, ...],
     ignore_eos: bool,
     threads: int,
     as_json: bool,
@@ -78,6 +83,7 @@ def generate_command(
     Examples:
       mtp-run generate qwen-mtp --prompt "def main():"
       git diff | mtp-run generate qwen-mtp --max-new-tokens 64
+      mtp-run generate qwen-mtp --prompt "Q: why? A:" --stop "Q:"
       mtp-run generate qwen-mtp --ids 1,2,3 --no-mtp --json
       mtp-run generate qwen-mtp --prompt "Once" --temperature 0.8 --top-p 0.95 --seed 7
     """
@@ -96,6 +102,9 @@ def generate_command(
             loaded = load(folder, threads=threads, progress=progress)
             tokenizer = Tokenizer.of(folder, loaded.manifest)
         with Decoder(loaded) as decoder:
+            answer = None if tokenizer is None else Answer(tokenizer, stop)
+            if stop and answer is None:
+                raise RequestError("--stop needs a tokenizer; this artifact has none")
             k = 0 if no_mtp else k
             drafts = drafts_of(loaded.manifest, k)
             steps = decoder.generate(
@@ -103,14 +112,14 @@ def generate_command(
                 max_new_tokens,
                 k=k,
                 lookup=lookup,
-                stop_ids=() if ignore_eos else None,
+                stop_ids=(*(() if ignore_eos else loaded.manifest.eos_token_ids), *stop_id),
                 sampling=draws,
                 logprobs=logprobs,
             )
             made: list[TokenLogprob] = []
-            emitted, finish = _emit(_noted(steps, made), tokenizer, quiet=as_json)
+            emitted, finish = _emit(_noted(steps, made), answer, quiet=as_json)
             if as_json:
-                whole = None if tokenizer is None else tokenizer.decode(emitted)
+                whole = None if answer is None else answer.text
                 values = generation_json(
                     decoder, k=drafts, ids=emitted, text=whole, finish=finish
                 )
@@ -142,11 +151,10 @@ def _noted(steps: Iterator[Step], made: list[TokenLogprob]) -> Iterator[Step]:
 
 
 def _emit(
-    steps: Iterator[Step], tokenizer: Tokenizer | None, *, quiet: bool
+    steps: Iterator[Step], answer: Answer | None, *, quiet: bool
 ) -> tuple[list[int], Finish | None]:
     """Write what is generated as it comes; returns it and why it ended, None for Ctrl-C."""
-    stream = None if tokenizer is None else TextStream(tokenizer)
-    emitted: list[int] = []
+    emitted: list[int] = [] if answer is None else answer.ids
     finish = None
 
     def write(piece: str) -> None:
@@ -158,17 +166,16 @@ def _emit(
             progress("reading the prompt")
             first = next(steps)
         for step in chain((first,), steps):
-            emitted += step.tokens
-            finish = step.finish
-            write(_shown(step, stream))
+            if answer is None:
+                emitted += step.tokens
+                finish = step.finish
+                write("".join(f"{token} " for token in step.tokens))
+                continue
+            write(answer.add(step))
+            finish = answer.finish
+            if finish is not None:
+                break
     except KeyboardInterrupt:
         finish = None
-    write("" if stream is None else stream.finish())
     write("\n")
     return emitted, finish
-
-
-def _shown(step: Step, stream: TextStream | None) -> str:
-    if stream is not None:
-        return stream.add(step.tokens)
-    return "".join(f"{token} " for token in step.tokens)

@@ -17,6 +17,7 @@ import numpy as np
 
 from artifacts import Buffer
 from runtime.buffers import CACHES, COPIES, Array, numpy_dtype
+from runtime.cuda_checkpoint import CudaCheckpoint
 from runtime.cuda_driver import ON_DEVICE, TO_DEVICE, TO_HOST, CudaDriver
 from runtime.errors import SlotError
 
@@ -156,6 +157,16 @@ class CudaBuffers:
             self._synchronize()
             for copy in saved.values():
                 self._driver.free(copy)
+
+    def checkpoint(self, names: Collection[str]) -> CudaCheckpoint:
+        """Copy some buffers as they are now, on the device.
+
+        Raises:
+            DeviceError: There is no room for a second copy of them.
+        """
+        return CudaCheckpoint(
+            self._driver, {name: (self.address(name), self.size(name)) for name in names}
+        )
 
     def copy_bandwidth(self, size: int) -> float:
         """Bytes per second, read and written, of copying `size` bytes on the device."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Tokens
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
 from runtime.accept import Result
 from runtime.cost import DraftPolicy
 from runtime.drafting import Drafting
 from runtime.errors import RequestError
+from runtime.feed import Feeder, FeedOptions
 from runtime.forward import Forwards
 from runtime.graph_lines import captured_counters
 from runtime.load import Loaded, load
@@ -49,22 +48,15 @@ class Decoder:
         Raises:
             RequestError: `chunk` is not within 1 and the artifact's ``prefill_rows``.
         """
-        m = loaded.manifest
         self.loaded = loaded
-        self.manifest = m
+        self.manifest = loaded.manifest
         self.stats = Stats()
         self.sequence: Sequence | None = None
-        self._buffers = loaded.buffers
         self._slots = loaded.slots
         self._forwards = Forwards(loaded)
         self._drafting = Drafting(loaded, proposer)
         self._proposer = self._drafting.default
-        self._chunk = m.prefill_rows if chunk is None else chunk
-        if not 1 <= self._chunk <= m.prefill_rows:
-            raise RequestError(
-                f"a prefill chunk of {chunk} rows cannot be: this artifact takes 1 to "
-                f"{m.prefill_rows}"
-            )
+        self._feeder = Feeder(loaded, self._forwards, chunk)
 
     @property
     def policy(self) -> DraftPolicy | None:
@@ -86,6 +78,7 @@ class Decoder:
     def close(self) -> None:
         """Give graphs and memory back."""
         self.sequence = None
+        self._feeder.kept.close()
         self.loaded.close()
 
     def __enter__(self) -> Self:
@@ -109,6 +102,9 @@ class Decoder:
         stop_ids: Collection[int] | None = None,
         sampling: SamplingOptions | None = None,
         logprobs: int | None = None,
+        reuse: bool = False,
+        keep_at: int | None = None,
+        before_chunk: Callable[[], None] | None = None,
     ) -> Iterator[Step]:
         """Prefill `ids` and step until something ends it.
 
@@ -122,6 +118,9 @@ class Decoder:
             sampling: How tokens are drawn; greedy where None.
             logprobs: Likeliest tokens whose log probabilities each step gives beside that of
                 the emitted one; None for none at all.
+            reuse: As for `prefill`.
+            keep_at: As for `prefill`.
+            before_chunk: As for `prefill`.
 
         Yields:
             The first token as a step without drafts, then each step. The last one says why it
@@ -138,10 +137,19 @@ class Decoder:
         if max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {max_new_tokens}; ask for 1 or more")
         stop = self.manifest.eos_token_ids if stop_ids is None else stop_ids
+        options = FeedOptions(
+            sampling=sampling,
+            logprobs=logprobs,
+            reuse=reuse,
+            keep_at=keep_at,
+            before_chunk=before_chunk,
+        )
 
         def steps() -> Iterator[Step]:
+            if self._drafting.measures(k):
+                self._forget()
             proposer = self._drafting.proposer(k, lookup=lookup)
-            step = self._start(ids, max_new_tokens, stop, sampling, logprobs, proposer)
+            step = self._start(ids, max_new_tokens, stop, options, proposer)
             yield step
             while step.finish is None:
                 step = self.step(drafts)
@@ -157,6 +165,9 @@ class Decoder:
         stop_ids: Collection[int] = (),
         sampling: SamplingOptions | None = None,
         logprobs: int | None = None,
+        reuse: bool = False,
+        keep_at: int | None = None,
+        before_chunk: Callable[[], None] | None = None,
     ) -> Step:
         """Start a new sequence: feed a prompt in chunks and emit its first next token.
 
@@ -166,6 +177,11 @@ class Decoder:
             stop_ids: Tokens that end it.
             sampling: As for `generate`.
             logprobs: As for `generate`.
+            reuse: Feed only what follows the longest beginning of `ids` whose state is at
+                hand: the state of now, or one that was kept; ``stats.reused`` tells how long
+                it was.
+            keep_at: Keep the state after so many tokens of `ids` for later prompts.
+            before_chunk: Called before each chunk; may raise, which loses the sequence.
 
         Raises:
             RequestError: The prompt is empty, too long, or has ids outside the vocabulary, or
@@ -175,34 +191,34 @@ class Decoder:
         """
         check_prompt(self.manifest, ids)
         self._forwards.check(sampling, logprobs)
-        return self._start(ids, most, stop_ids, sampling, logprobs, self._drafting.default)
+        options = FeedOptions(
+            sampling=sampling,
+            logprobs=logprobs,
+            reuse=reuse,
+            keep_at=keep_at,
+            before_chunk=before_chunk,
+        )
+        return self._start(ids, most, stop_ids, options, self._drafting.default)
 
     def _start(
         self,
         ids: Tokens[int],
         most: int | None,
         stop_ids: Collection[int],
-        sampling: SamplingOptions | None,
-        logprobs: int | None,
+        options: FeedOptions,
         proposer: Proposer,
     ) -> Step:
+        if self._forwards.load(options.sampling):
+            self._forget()
+        fed = None if self.sequence is None else self.sequence.fed
         self.sequence = None
-        self._forwards.load(sampling)
         self.stats = Stats(prompt_tokens=len(ids), graphs=captured_counters(self._slots))
         with self.stats.phase("host"):
-            self._buffers.reset()
-            self._forwards.begin(ids, sampling, logprobs)
+            if options.reuse:
+                self._drafting.take_in()
+            result = self._feeder.feed(ids, fed, options, self.stats)
             self._proposer = proposer
             proposer.begin()
-            prompt = np.array([ids], np.int64)
-            following = np.append(prompt[:, 1:], [[0]], axis=1)
-            fed = self._forwards.prefilled(len(ids))
-            for start in range(0, fed, self._chunk):
-                part = slice(start, min(start + self._chunk, fed))
-                chunk = prompt[:, part], following[:, part]
-                result = self._forwards.prefill(*chunk, start, self.stats)
-            if fed < len(ids):
-                result = self._forwards.first(int(ids[-1]), fed, self.stats)
             sequence = Sequence(
                 prompt=tuple(int(token) for token in ids),
                 capacity=self.manifest.capacity,
@@ -212,7 +228,36 @@ class Decoder:
             )
             step = self._advance(sequence, result, NOTHING)
             self.stats.tokens = len(step.tokens)
+        self.stats.first_token = sum(self.stats.seconds.values())
         return step
+
+    def extend(
+        self, ids: Tokens[int], most: int | None = None, *, stop_ids: Collection[int] = ()
+    ) -> Step:
+        """Feed more tokens after all that the sequence emitted, and emit the next one.
+
+        What was emitted becomes part of the prompt. Only what the caches do not hold is fed:
+        the newest token and `ids`, or more where a stop token cut a block that was accepted.
+
+        Args:
+            ids: Tokens that follow; none just to go on after the sequence ended.
+            most: As for `prefill`.
+            stop_ids: As for `prefill`.
+
+        Raises:
+            RequestError: There is no sequence, or the artifact cannot take so many tokens.
+            FiniteError: A chunk gave NaN or infinity.
+            SlotError: The graph failed.
+        """
+        if self.sequence is None:
+            raise RequestError("there is no sequence to extend. Start one with prefill")
+        whole = (*self.sequence.prompt, *self.sequence.emitted, *ids)
+        return self.prefill(whole, most, stop_ids=stop_ids, reuse=True)
+
+    def _forget(self) -> None:
+        """Give up every state at hand: what runs next overwrites them."""
+        self.sequence = None
+        self._feeder.kept.restart()
 
     def step(self, k: int | None = None) -> Step:
         """One target forward: verify up to `k` drafts, or decode where there are none.
@@ -230,6 +275,8 @@ class Decoder:
         most = min(k, sequence.useful_drafts)
         self.sequence = None  # until the step is whole: an interrupt must not leave half of it
         with self.stats.phase("host"):
+            if k and not most:  # the last one: let the head keep up, the sequence may go on
+                self._feeder.kept.catch_up()
             proposal = self._propose(sequence, most) if most > 0 else NOTHING
             self._proposer.before_forward(sequence)
             result = self._forwards.step(proposal.drafts, sequence.length, self.stats)

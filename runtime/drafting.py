@@ -43,6 +43,16 @@ class Drafting:
     def _head(self) -> HeadProposer:
         return HeadProposer(self._loaded)
 
+    def take_in(self) -> None:
+        """Let the head take in what it has missed of the last sequence, which may go on."""
+        if self._loaded.manifest.k:
+            self._head.take_in()
+
+    def measures(self, k: Drafts) -> bool:
+        """Whether `proposer` will measure costs, whereby every state is lost."""
+        asked = k == AUTO and self._given is None and self._loaded.manifest.k > 0
+        return asked and True not in self._policies
+
     def proposer(self, k: Drafts, *, lookup: bool) -> Proposer:
         """The proposer for what was asked; measures costs the first time that they matter.
 

@@ -33,22 +33,28 @@ class Forwards:
         if sampling is not None and not sampling.is_greedy:
             check_samples(self._manifest)
 
-    def load(self, sampling: SamplingOptions | None) -> None:
+    def load(self, sampling: SamplingOptions | None) -> bool:
         """Load the graphs that sample, if they will be needed and are not there yet.
 
-        On a device they are captured with it, which changes buffers: no sequence may be under
-        way.
+        Returns:
+            Whether any was loaded. On a device it was captured with it, which clears buffers:
+            no state that they held can be trusted.
         """
         if sampling is None or sampling.is_greedy:
-            return
-        for name, slot in self._slots.items():
-            if name.endswith("_sampled") and isinstance(slot, LateSlot):
-                slot.load()
+            return False
+        late = [
+            slot
+            for name, slot in self._slots.items()
+            if name.endswith("_sampled") and isinstance(slot, LateSlot) and not slot.is_loaded
+        ]
+        for slot in late:
+            slot.load()
+        return bool(late)
 
     def begin(
         self, prompt: Sequence[int], sampling: SamplingOptions | None, logprobs: int | None
     ) -> None:
-        """Say how the tokens of a new sequence are chosen, its buffers being reset."""
+        """Say how the tokens of a new sequence are chosen."""
         self._top, self.sampler = logprobs, None
         if sampling is not None and not sampling.is_greedy:
             self.sampler = Sampler(sampling, self._manifest, self._buffers)

@@ -29,6 +29,11 @@ class LateSlot:
         return SlotState.COLD if self._slot is None else self._slot.state
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether the graph is there."""
+        return self._slot is not None
+
+    @property
     def captures(self) -> bool:
         """Whether it is there to be captured; not known before it is made."""
         return self._slot is not None and self._slot.captures

@@ -7,12 +7,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from runtime.answer import Answer
 from runtime.cost import DraftPolicy
 from runtime.decode import Decoder
 from runtime.sampling import SamplingOptions
 from runtime.state import Finish
 
-__all__ = ["ENDINGS", "figures", "generation_json", "print_figures"]
+__all__ = ["ENDINGS", "figures", "generation_json", "print_figures", "turn_json"]
 
 INTERRUPTED = "interrupted"
 
@@ -31,7 +32,7 @@ def figures(decoder: Decoder, k: int, finish: Finish | None) -> list[tuple[str, 
     seconds = {name: spent for name, spent in stats.seconds.items() if spent}
     rows = [
         ("ended", ENDINGS[finish]),
-        ("prompt", f"{stats.prompt_tokens} tokens in {stats.seconds['prefill']:.3f} s"),
+        ("prompt", _prompt(decoder)),
         ("output", _output(decoder)),
         ("target forwards", _forwards(decoder)),
     ]
@@ -45,6 +46,12 @@ def figures(decoder: Decoder, k: int, finish: Finish | None) -> list[tuple[str, 
         rows.append(("drafting", _policy(decoder.policy)))
     spent = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
     return [*rows, ("time", spent or "none"), ("graphs", _slots(decoder))]
+
+
+def _prompt(decoder: Decoder) -> str:
+    stats = decoder.stats
+    held = f", {stats.reused} of them held already" if stats.reused else ""
+    return f"{stats.prompt_tokens} tokens{held} in {stats.seconds['prefill']:.3f} s"
 
 
 def _output(decoder: Decoder) -> str:
@@ -145,3 +152,11 @@ def generation_json(
             for name, slot in decoder.loaded.slots.items()
         },
     }
+
+
+def turn_json(decoder: Decoder, answer: Answer, *, k: int) -> dict[str, Any]:
+    """A turn of a conversation as plain JSON values."""
+    values = generation_json(
+        decoder, k=k, ids=answer.ids, text=answer.text, finish=answer.finish
+    )
+    return {key: values[key] for key in ("text", "ids", "finish", "stats")}

@@ -58,7 +58,15 @@ class Sequence:
     last: tuple[int, ...] = ()
     """The tokens after the rows that the last forward committed; the last rows of the
     caches."""
+    cut: tuple[int, ...] = ()
+    """Tokens of the last forward after the one that ended the sequence: never emitted, but the
+    caches may hold them."""
     finish: Finish | None = None
+
+    @property
+    def fed(self) -> tuple[int, ...]:
+        """The tokens that the caches hold, `length` of them."""
+        return (*self.prompt, *self.emitted, *self.cut)[: self.length]
 
     @property
     def useful_drafts(self) -> int:
@@ -84,4 +92,5 @@ class Sequence:
         elif self.length >= self.capacity:
             self.finish = Finish.CAPACITY
         self.emitted.extend(kept)
+        self.cut = tokens[len(kept) :]
         return kept

@@ -21,6 +21,8 @@ class Stats:
     """Counts and times since the last prompt began."""
 
     prompt_tokens: int = 0
+    reused: int = 0
+    """Of these, how many the caches held already; only the others were fed."""
     tokens: int = 0
     """Emitted, the first one (by the prefill) included."""
     prefills: int = 0
@@ -33,6 +35,8 @@ class Stats:
     """By draft position: [tried, accepted]; tried only where all earlier ones stood."""
     proposers: dict[str, list[int]] = field(default_factory=dict)
     """By source of the drafts: [steps, drafted, accepted]."""
+    first_token: float | None = None
+    """Seconds from the start of the prompt to its first token."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     graphs: dict[str, Counters] = field(default_factory=dict)
     """Label -> what a captured slot did since it was opened, over all prompts."""
@@ -93,6 +97,8 @@ class Stats:
         """As plain JSON values."""
         return {
             "prompt_tokens": self.prompt_tokens,
+            "reused": self.reused,
+            "first_token_seconds": self.first_token,
             "tokens": self.tokens,
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_step": self.tokens_per_step,
