@@ -93,6 +93,12 @@ def main() -> None:
     show_default=True,
     help="Rows of a prompt that are read at a time.",
 )
+@click.option(
+    "--sampling/--no-sampling",
+    default=True,
+    show_default=True,
+    help="Build the graphs that draw tokens, beside the greedy ones.",
+)
 @click.option("--force", is_flag=True, help="Replace an artifact that is there.")
 @click.option(
     "--no-check", is_flag=True, help="Do not run the new artifact before it is kept."
@@ -109,6 +115,7 @@ def build_command(
     kernels: str,
     capacity: int | None,
     prefill_rows: int,
+    sampling: bool,
     force: bool,
     no_check: bool,
     as_json: bool,
@@ -132,6 +139,7 @@ def build_command(
         capacity=capacity or DEFAULT_CAPACITY,
         prefill_rows=prefill_rows,
         target=_target(target, dtype, weights, kernels, k),
+        sampling=sampling,
     )
     try:
         with shown_progress(quiet=as_json) as progress:

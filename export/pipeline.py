@@ -20,6 +20,7 @@ from export.options import BuildOptions
 from export.ports import Layout
 from passes.accept import AcceptPass, GreedyTailPass
 from passes.alias_order import AliasOrderPass
+from passes.caches_only import CachesOnlyPass
 from passes.causal_padding import CausalPaddingPass
 from passes.draft import DraftPass
 from passes.fuse_gates import FuseGatesPass
@@ -35,12 +36,18 @@ from passes.own_kernels import OwnMatricesPass
 from passes.pin_shapes import PinShapesPass
 from passes.quantise import QuantisePass
 from passes.row_states import KeepRowStatesPass
+from passes.sample import SamplePass
 from passes.state_window import StateWindowPass
 from passes.straight_line import StraightLinePass
 
 __all__ = ["DerivedGraph", "derive", "prepare"]
 
 Passes = Sequence[PassBase]
+
+OF_HEAD = ("draft", "catch_up")
+"""Graphs that are made of the head; the others are made of the target."""
+OPEN = ("prefill", "catch_up")
+"""Graphs of any number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +79,9 @@ def derive(
         layout: Where the graphs' inputs and outputs will lie.
         on_pass: Told of each graph and pass before it runs.
     """
-    rows = {"prefill": None, "decode": 1, "verify": options.rows, "draft": options.rows}
     graphs = {}
     for name, passes in _table(head, options).items():
-        source = head if name == "draft" else target
+        source = head if name in OF_HEAD else target
         assert source is not None
         model = source.clone()
         records = []
@@ -87,7 +93,8 @@ def derive(
         model.graph.name = name
         inputs = tuple(layout.port(name, value) for value in model.graph.inputs)
         outputs = tuple(layout.port(name, value) for value in model.graph.outputs)
-        graphs[name] = DerivedGraph(model, rows[name], inputs, outputs, tuple(records))
+        rows = None if name in OPEN else 1 if name.startswith("decode") else options.rows
+        graphs[name] = DerivedGraph(model, rows, inputs, outputs, tuple(records))
         for proof in _proofs(graphs[name], options):
             on_pass(name, type(proof).__name__)
             proof(model)
@@ -139,16 +146,11 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
     states: Passes = [JoinConvStatesPass()] if cuda else []
     keep = StateWindowPass(m) if cuda else KeepRowStatesPass(m)
     prefill = [*join, LastRowPass(), GreedyTailPass(), PinShapesPass(cache), *states]
+    decode = [PinShapesPass({"S": 1} | cache), InlineSingleTripPass(strict=True)]
+    decoded = [*lower, *gdn, *([CommitConvStatesPass(m)] if gdn else [])]
     table: dict[str, Passes] = {
         "prefill": [*prefill, *lower],
-        "decode": [
-            PinShapesPass({"S": 1} | cache),
-            InlineSingleTripPass(strict=True),
-            GreedyTailPass(),
-            *lower,
-            *gdn,
-            *([CommitConvStatesPass(m)] if gdn else []),
-        ],
+        "decode": [*decode, GreedyTailPass(), *decoded],
     }
     if options.k:
         verify = [
@@ -159,6 +161,11 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
         ]
         table["verify"] = [*verify, *lower, *gdn]
         table["draft"] = [DraftPass(options.k), PinShapesPass(cache), *lower]
+        table["catch_up"] = [CachesOnlyPass(), PinShapesPass(cache), *lower]
+    if options.sampling:
+        table["decode_sampled"] = [*decode, GreedyTailPass(), SamplePass(), *decoded]
+    if options.sampling and options.k:
+        table["verify_sampled"] = [*verify, SamplePass(), *lower, *gdn]
     return table
 
 
