@@ -48,7 +48,7 @@ class Forwards:
     def begin(
         self, prompt: Sequence[int], sampling: SamplingOptions | None, logprobs: int | None
     ) -> None:
-        """Say how the tokens of a new sequence are chosen, its buffers being reset."""
+        """Say how the tokens of a new sequence are chosen."""
         self._top, self.sampler = logprobs, None
         if sampling is not None and not sampling.is_greedy:
             self.sampler = Sampler(sampling, self._manifest, self._buffers)

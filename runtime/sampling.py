@@ -181,7 +181,7 @@ class Sampler:
         self._counts: dict[int, int] = {}
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Write what stays for the whole sequence; every other value is zero before."""
+        """Write what stays for the whole sequence."""
         o, write = self.options, self._buffers.write
         numbers = {
             "temperature": o.temperature if self._draws else 1.0,
@@ -196,8 +196,12 @@ class Sampler:
             write(f"sample.{name}", np.array([value], np.float32))
         top_k = (o.top_k or SAMPLED_RANKS) if self._draws else 1
         write("sample.top_k", np.array([top_k], np.int32))
-        if o.penalises:
+        if not self._draws:
+            shape = self._buffers.declared("sample.noise").shape
+            write("sample.noise", np.zeros(shape, np.float32))
+        if o.penalises:  # else their factors make both of no matter
             there = np.zeros(self._vocab, np.float32)
+            write("sample.counts", there)
             there[list(prompt)] = 1
             write("sample.prompt", there)
 
