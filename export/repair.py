@@ -15,11 +15,13 @@ import onnx
 import onnx_ir as ir
 
 from artifacts.types.check import check_types
-from export.bundles.describe import inspect_bundle
-from export.bundles.graph_index import read_graph_file
+from export.bundles.describe import load_graphs
+from export.bundles.graph_index import GraphIndex, read_graph_file
 from export.bundles.layout import BundleLayout, find_layout
-from export.bundles.wiring import HiddenKind
+from export.bundles.mend_metadata import mend_metadata
 from export.errors import BundleError, ExportError
+from passes.expose_hidden import ExposeHiddenPass
+from passes.guard_norms import GuardNormsPass
 from passes.retype import RetypePass
 from passes.settle_attention import SettleAttentionPass
 from passes.unify_types import UnifyTypesPass
@@ -80,11 +82,12 @@ def repair_bundle(
     written: dict[str, bytes] = {}
     repairs = []
     for role, file in layout.graphs.items():
-        repair, content = _mend_graph(folder / file, role, file, kind, provider)
+        expose = role == "target" and layout.head is not None
+        repair, content = _mend_graph(folder / file, role, file, kind, provider, expose)
         if content is not None:
             repairs.append(repair)
             written[file] = content
-    for repair, content in _mend_metadata(layout):
+    for repair, content in _mend_metadata(layout, written.get(layout.target)):
         repairs.append(repair)
         written[repair.file] = content
     if not dry_run and in_place:
@@ -96,12 +99,16 @@ def repair_bundle(
 
 
 def _mend_graph(
-    path: Path, role: str, file: str, prefer: str | None, provider: str
+    path: Path, role: str, file: str, prefer: str | None, provider: str, expose: bool
 ) -> tuple[FileRepair, bytes | None]:
     before = read_graph_file(path)
     model = ir.from_proto(before)
     done = []
-    if UnifyTypesPass(prefer)(model).modified:
+    if GuardNormsPass()(model).modified:
+        done.append("norms guarded against rows of zeros")
+    if expose and ExposeHiddenPass()(model).modified:
+        done.append("the hidden state after the final norm made an output")
+    if UnifyTypesPass(prefer, provider)(model).modified:
         done.append("types unified")
     inside = "(Attention)/"
     if any(inside in place for place in _places(model, "types.clash", role, provider)):
@@ -111,7 +118,7 @@ def _mend_graph(
         target = ir.DataType[prefer.upper()] if prefer else ir.DataType.FLOAT
         if RetypePass(source, target)(model).modified:
             done.append(f"{source.name.lower()} carried out as {prefer}")
-            UnifyTypesPass(prefer)(model)
+            UnifyTypesPass(prefer, provider)(model)
     if not done:
         return FileRepair(file, (), ()), None
     after = ir.to_proto(model)
@@ -138,26 +145,22 @@ def _without_kernels(
             yield ir.DataType[kind.upper()]
 
 
-def _mend_metadata(layout: BundleLayout) -> Iterator[tuple[FileRepair, bytes]]:
-    """Name the post-norm hidden state for the head, in that line alone."""
-    wiring = inspect_bundle(layout.folder).wiring
-    if wiring is None or layout.metadata is None or wiring.post_norm_output is None:
+def _mend_metadata(
+    layout: BundleLayout, target: bytes | None
+) -> Iterator[tuple[FileRepair, bytes]]:
+    """Mend the metadata; `target` is the target's graph as it will be, if that changed."""
+    if layout.metadata is None:
         return
-    if wiring.hidden_kind is HiddenKind.POST_NORM:
-        return
-    text = (layout.folder / layout.metadata).read_text(encoding="utf-8")
-    wrong, right = re.escape(wiring.hidden_output or ""), wiring.post_norm_output
-    keys = "hidden_output|target_hidden_output|main_hidden_states"
-    mended = re.sub(
-        rf"^(\s*\"?(?:{keys})\"?\s*:\s*\"?){wrong}(\"?,?\s*)$",
-        lambda match: f"{match[1]}{right}{match[2]}",
-        text,
-        flags=re.MULTILINE,
-    )
-    if mended != text:
+    index = load_graphs(layout)["target"]
+    if target is not None:
+        model = onnx.ModelProto()
+        model.ParseFromString(target)
+        index = GraphIndex(model)
+    text = (layout.folder / layout.metadata).read_bytes().decode()
+    mended, done = mend_metadata(text, layout.declared, index)
+    if done:
         lines = _changed_lines(text.splitlines(), mended.splitlines())
-        done = (f"the head starts from {right}, after the final norm",)
-        yield FileRepair(layout.metadata, done, tuple(lines)), mended.encode()
+        yield FileRepair(layout.metadata, tuple(done), tuple(lines)), mended.encode()
 
 
 def _difference(before: onnx.ModelProto, after: onnx.ModelProto) -> Iterator[str]:

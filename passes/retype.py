@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from passes.operands import CONSTANT_ELEMENTS
+from passes.operands import CONSTANT_ELEMENTS, RANK
+from passes.typed_graph import TypedModel, dtype_of
 
 __all__ = ["RetypePass"]
 
@@ -37,6 +38,8 @@ class RetypePass(ir.passes.InPlacePass):
         nodes = [node for node in _all_nodes(graph) if self._touches(node)]
         if not (stored or entering or outputs or nodes):
             return ir.passes.PassResult(model, False)
+        _declare(model)
+        nodes = [node for node in _all_nodes(graph) if self._touches(node)]
         for node in nodes:
             self._retype(node)
         for value in (*entering, *stored):
@@ -113,6 +116,16 @@ class RetypePass(ir.passes.InPlacePass):
     def _converted(self, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         values = tensor.numpy().astype(self._target.numpy())
         return ir.Tensor(values, dtype=self._target, name=tensor.name)
+
+
+def _declare(model: ir.Model) -> None:
+    """Give values without a declaration the type that they have."""
+    types = TypedModel(model).walk.values
+    for node in model.graph:
+        for value in node.outputs:
+            known = types.get(value.name or "")
+            if value.dtype is None and known is not None and known.sure in RANK:
+                value.dtype = dtype_of(known.sure)
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:

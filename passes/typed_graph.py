@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 
-from artifacts.types.walk import Walk
+from artifacts.types.check import walk_model
 
 __all__ = ["TypedModel", "dtype_of"]
 
@@ -22,10 +22,11 @@ def dtype_of(name: str) -> ir.DataType:
 class TypedModel:
     """The walk over a model's types, with its nodes and graphs by those of the proto.
 
-    A proto is made of the model as it stands; it holds no external weights.
+    A proto is made of the model as it stands; it holds no external weights. With a provider,
+    bodies that it would inline are walked too.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, provider: str | None = None) -> None:
         self.model = model
         self.proto = ir.to_proto(model)
         # protobuf hands out the same wrapper for a message only while somebody holds it
@@ -36,7 +37,7 @@ class TypedModel:
         functions = {(f.domain, f.name, f.overload): f for f in self.proto.functions}
         for key, function in model.functions.items():
             self._pair(function, functions[key])
-        self.walk = Walk(self.proto, "model").run()
+        self.walk, _ = walk_model(self.proto, "model", provider)
 
     def _pair(self, body: Body, proto: onnx.GraphProto | onnx.FunctionProto) -> None:
         self._held.append(proto)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -33,6 +34,9 @@ class UnifyTypesPass(ir.passes.InPlacePass):
     declared type by a cast. In the body of a function, which calls of several types share,
     the odd operand becomes ``CastLike`` another one.
 
+    Where the clash is inside of a function op that `provider` would inline, the floats that
+    enter the op are given one type.
+
     `prefer` decides where as many casts are needed either way; without it the declared type
     of the result does, then the wider one.
     """
@@ -40,8 +44,8 @@ class UnifyTypesPass(ir.passes.InPlacePass):
     _main: ir.Graph
     _opset: int
 
-    def __init__(self, prefer: str | None = None) -> None:
-        self._prefer = prefer
+    def __init__(self, prefer: str | None = None, provider: str | None = None) -> None:
+        self._prefer, self._provider = prefer, provider
         self._casts: dict[tuple[int, str, int], ir.Value] = {}
         self._likened: set[int] = set()
 
@@ -51,10 +55,10 @@ class UnifyTypesPass(ir.passes.InPlacePass):
         self._opset = model.graph.opset_imports.get("", 1)
         self._casts.clear()
         for _ in range(ROUNDS):
-            typed = TypedModel(model)
+            typed = TypedModel(model, self._provider)
             self._likened.clear()
             changes = sum([self._mend(typed, clash) for clash in typed.walk.clashes])
-            if not typed.walk.clashes:
+            if not changes:
                 changes += self._redeclare(typed)
             if not changes:
                 break
@@ -62,6 +66,9 @@ class UnifyTypesPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _mend(self, typed: TypedModel, clash: Clash) -> bool:
+        if clash.outer is not None:
+            outer = _around(typed, clash)
+            return outer is not None and self._mend(typed, outer)
         node = typed.node(clash.node)
         if node is None:
             return False
@@ -165,6 +172,23 @@ class UnifyTypesPass(ir.passes.InPlacePass):
                     body.outputs[at].dtype = dtype_of(min(fault.types))
                     changes += 1
         return changes
+
+
+def _around(typed: TypedModel, clash: Clash) -> Clash | None:
+    """An inlined clash as one of the node around it, if floats of two types enter that."""
+    node = typed.node(clash.outer) if clash.outer is not None else None
+    operands = []
+    for index, value in enumerate(node.inputs if node is not None else ()):
+        known = typed.walk.values.get(value.name or "") if value is not None else None
+        if value is not None and known is not None and known.sure in RANK:
+            kinds = frozenset({known.sure})
+            operands.append(Operand("", index, value.name or "", kinds, known.origin))
+    found = frozenset(kind for operand in operands for kind in operand.types)
+    if len(found) < 2 or clash.outer is None:
+        return None
+    return replace(
+        clash, node=clash.outer, outer=None, call=None, operands=tuple(operands), allowed=found
+    )
 
 
 def _wanted(node: ir.Node, opset: int, steps: int = 4) -> str | None:

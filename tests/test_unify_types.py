@@ -4,7 +4,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
-from one_node import verdict
+from one_node import GRID, models, verdict
 from onnx import helper
 from planted import Planted, planted_models
 
@@ -172,6 +172,28 @@ def test_a_large_stored_weight_is_cast_and_not_rewritten() -> None:
     _, after = unified(proto)
     assert after.graph.initializer[0] == weight
     assert lines(after)[0].endswith("Cast <to: int = 10> (w)")
+
+
+def test_a_float_in_the_place_of_an_index_is_left_to_its_author() -> None:
+    wrong = model("g (float[4] x, float[2] i) => (float[2] y) { y = Gather(x, i) }")
+    modified, after = unified(wrong)
+    assert not modified
+    assert [f.place for f in check_types(after, "g")] == ["g:'y'(Gather):indices"]
+
+
+@pytest.mark.parametrize("case", GRID, ids=lambda case: f"{case.domain}{case.op}")
+def test_every_float_clash_of_every_op_is_mended_for_the_cpu_provider(case) -> None:
+    for name, proto in models(case):
+        kinds = [i.type.tensor_type.elem_type for i in proto.graph.input]
+        other = not set(kinds) <= {1, 10} or case.op == "Gather"
+        other = other or (case.op == "Where" and kinds[0] == 1)
+        if verdict(proto)[0] != "types" or other:
+            continue
+        parsed = ir.from_proto(proto)
+        UnifyTypesPass(provider="cpu")(parsed)
+        after = ir.to_proto(parsed)
+        assert verdict(after)[0] == "loads", f"{name}: {verdict(after)[1]}"
+        assert casts(after) <= len(proto.graph.input) - 1
 
 
 def casts(proto: onnx.ModelProto) -> int:

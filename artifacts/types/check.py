@@ -93,14 +93,16 @@ class _Kernels:
 
     def _inline(self, walk: Walk, seen: NodeSeen, body: onnx.FunctionProto) -> list[str]:
         """Walk the body with the node's types; returns the ops in it without a kernel."""
-        outer, name = self._inside, walk.inlined_from
-        self._inside, walk.inlined_from = [], walk.inlined_from or seen.place
+        before, name, node = self._inside, walk.inlined_from, walk.outer
+        self._inside, walk.inlined_from = [], name or seen.place
+        walk.outer = node or seen.node
         fed = [Known(frozenset({t}), f"input {i} of {seen.place}") if t else None
                for i, t in enumerate(seen.inputs)]  # fmt: skip
         for entry in body.opset_import:  # inlined nodes follow the graph that they land in
             entry.version = max(entry.version, seen.opsets.get(entry.domain, 1))
         walk.function(body, fed, f"{seen.place}/", {a.name: a for a in seen.node.attribute})
-        lacking, self._inside, walk.inlined_from = self._inside, outer, name
+        lacking, self._inside = self._inside, before
+        walk.inlined_from, walk.outer = name, node
         return lacking
 
     def _note(self, op: str, seen: NodeSeen, inner: tuple[str, ...]) -> None:

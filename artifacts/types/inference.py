@@ -21,7 +21,6 @@ def bind(
     sig: Signature,
     inputs: Sequence[Known | None],
     place: str,
-    inlined_from: str | None,
 ) -> tuple[Bindings, list[Clash]]:
     """Types by type parameter, and where operands clash; then all of their types stay open."""
     groups: dict[str, list[Operand]] = {}
@@ -42,17 +41,9 @@ def bind(
         if not fitting:
             odd = _odd_one(operands, allowed)
             where = f"{place}:{_formal_name(sig, odd)}"
+            told = tuple(operands)
             clashes.append(
-                Clash(
-                    where,
-                    node.op_type,
-                    parameter,
-                    tuple(operands),
-                    allowed,
-                    inlined_from,
-                    node,
-                    odd=odd.index,
-                )
+                Clash(where, node.op_type, parameter, told, allowed, None, node, odd=odd.index)
             )
             fitting = frozenset.union(*(o.types for o in operands)) & allowed
         bindings[key] = fitting or None

@@ -52,9 +52,11 @@ class Clash:
     operands: tuple[Operand, ...]
     allowed: frozenset[str]
     inlined_from: str | None
-    """The op whose body this node stands in, when ONNX Runtime inlines that."""
+    """Place of the op whose body this node stands in, when ONNX Runtime inlines that."""
     node: onnx.NodeProto
     """The node, or the If or loop of a body that gives the wrong type."""
+    outer: onnx.NodeProto | None = None
+    """The node of the file that is inlined."""
     odd: int = 1
     """Index of the input that the place points at."""
     body: tuple[onnx.GraphProto, int] | None = None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
+from artifacts.types.agreement import BodyOutput, contradiction, disagreement, either
 from artifacts.types.calls import calls, fed_to_body, opsets_of, stored, with_attributes
 from artifacts.types.inference import bind, output_types, sure_types
 from artifacts.types.table import signature
@@ -24,7 +25,6 @@ from artifacts.types.values import (
     Known,
     Mistyped,
     NodeSeen,
-    Operand,
     Scope,
     declared_type,
     label,
@@ -53,6 +53,7 @@ class Walk:
     values: dict[str, Known] = field(default_factory=dict)
     """The values of the main graph."""
     inlined_from: str | None = None
+    outer: onnx.NodeProto | None = None
     _meant: dict[str, str | None] = field(default_factory=dict)
     _depth: int = 0
     _caller: onnx.NodeProto | None = None
@@ -106,9 +107,9 @@ class Walk:
             self._call(node, scope, path)
             return
         inputs = [scope.get(name) if name else None for name in node.input]
-        bindings, clashes = bind(node, sig, inputs, place, self.inlined_from)
-        clashes = [replace(c, node=origin or node, call=self._caller) for c in clashes]
-        self.clashes += clashes
+        bindings, clashes = bind(node, sig, inputs, place)
+        for clash in clashes:
+            self._note(clash, origin or node)
         made = self._bodies(node, scope, opsets, place, inputs)
         for i, name in enumerate(node.output):
             if name:
@@ -158,6 +159,15 @@ class Walk:
             if name:
                 types = made[i].types if i < len(made) else None
                 scope[name] = self._made(node, name, types)
+
+    def _note(self, clash: Clash, node: onnx.NodeProto) -> None:
+        """Keep a clash, with the node of the file and what stands around it."""
+        self.clashes.append(
+            replace(
+                clash, node=node, call=self._caller, outer=self.outer,
+                inlined_from=self.inlined_from,
+            )
+        )  # fmt: skip
 
     def _made(self, node: onnx.NodeProto, name: str, types: frozenset[str] | None) -> Known:
         """An output; where a clash left its type open, what the author declared holds."""
@@ -222,32 +232,16 @@ class Walk:
         for i, (one, other) in enumerate(zip(*results, strict=False)):
             where = f"{place}:{bodies[1].g.output[i].name}"
             self._same(where, node, one, other, (bodies[1].g, i))
-            both = (one.types or other.types or frozenset()) & (
-                other.types or one.types or frozenset()
-            )
-            either = (one.types or frozenset()) | (other.types or frozenset())
-            merged.append(Known(both or either or None, one.origin))
+            merged.append(either(one, other))
         return merged
 
     def _same(
-        self,
-        place: str,
-        node: onnx.NodeProto,
-        one: Known,
-        other: Known,
-        body: tuple[onnx.GraphProto, int],
+        self, place: str, node: onnx.NodeProto, one: Known, other: Known, body: BodyOutput
     ) -> None:
         """Note a body whose output `other` is not of the type `one` that it must have."""
-        if one.types and other.types and not one.types & other.types:
-            operands = tuple(
-                Operand(name, i, "", known.types or frozenset(), known.origin)
-                for i, (name, known) in enumerate((("first", one), ("second", other)))
-            )
-            allowed = one.types | other.types
-            self.clashes.append(
-                Clash(place, node.op_type, "V", operands, allowed, self.inlined_from, node,
-                      body=body, call=self._caller)
-            )  # fmt: skip
+        fault = disagreement(place, node, one, other, body)
+        if fault is not None:
+            self._note(fault, node)
 
     def _input(
         self,
@@ -257,17 +251,12 @@ class Walk:
         path: str,
         graph: onnx.GraphProto,
     ) -> None:
-        declared = declared_type(value)
-        stored = scope.maps[0].get(value.name)
-        known = fed or stored
+        known = fed or scope.maps[0].get(value.name)
         if known is None or not known.types:
+            declared = declared_type(value)
             types = frozenset({declared}) if declared else None
             known = Known(types, f"input '{value.name}'")
-        elif declared and declared not in known.types:
-            self.mistyped.append(
-                Mistyped(f"{path}{value.name}", value.name, declared, known.types,
-                         known.origin, False, graph)
-            )  # fmt: skip
+        self.mistyped += contradiction(value, known, path, False, graph)
         scope[value.name] = known
 
     def _declared(
@@ -278,9 +267,4 @@ class Walk:
         output: bool,
         graph: onnx.GraphProto,
     ) -> None:
-        declared, known = declared_type(value), scope.get(value.name)
-        if declared and known and known.types and declared not in known.types:
-            self.mistyped.append(
-                Mistyped(f"{path}{value.name}", value.name, declared, known.types,
-                         known.origin, output, graph)
-            )  # fmt: skip
+        self.mistyped += contradiction(value, scope.get(value.name), path, output, graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,20 @@ MAX_YAML_BYTES = 2**20
 """The metadata of a 64-layer model has 60 KB; a YAML reader is slow enough to be stalled."""
 
 
-class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
+class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
     """YAML as JSON would have it: no aliases, no keys twice, string keys, no tags."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Refuse aliases: a few of them, nested, unfold into terabytes."""
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
+            event = self.peek_event()  # type: ignore[no-untyped-call, unused-ignore]
             raise yaml.constructor.ConstructorError(
                 None, None, f"the alias *{event.anchor} is refused; write the value out",
                 event.start_mark,
             )  # fmt: skip
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         """A mapping whose keys are strings, each standing once."""
         pairs = [
             (self.construct_object(k, deep=True), self.construct_object(v, deep=True))
