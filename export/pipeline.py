@@ -139,8 +139,6 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
         "prefill": [*prefill, *lower],
         "decode": [*decode, GreedyTailPass(), *lower],
     }
-    if options.sampling:
-        table["decode_sampled"] = [*decode, GreedyTailPass(), SamplePass(), *lower]
     if options.k:
         verify = [
             PinShapesPass({"S": m} | cache),
@@ -149,10 +147,12 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
             AcceptPass(m, together=cuda),
         ]
         table["verify"] = [*verify, *lower]
-        if options.sampling:
-            table["verify_sampled"] = [*verify, SamplePass(), *lower]
         table["draft"] = [DraftPass(options.k), PinShapesPass(cache), *lower]
         table["catch_up"] = [CachesOnlyPass(), PinShapesPass(cache), *lower]
+    if options.sampling:
+        table["decode_sampled"] = [*decode, GreedyTailPass(), SamplePass(), *lower]
+    if options.sampling and options.k:
+        table["verify_sampled"] = [*verify, SamplePass(), *lower]
     return table
 
 
