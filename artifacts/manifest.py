@@ -268,10 +268,17 @@ class Target:
     """Of activations and caches; the recurrent state is float32 everywhere."""
     weights: str = "dense"
     """``dense``: matrices in `dtype`; ``int4``: four bits, 32 weights a scale."""
+    kernels: str = "stock"
+    """``stock``: ONNX Runtime's own; ``own``: with this project's library of operators."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {"provider": self.provider, "dtype": self.dtype, "weights": self.weights}
+        return {
+            "provider": self.provider,
+            "dtype": self.dtype,
+            "weights": self.weights,
+            "kernels": self.kernels,
+        }
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
@@ -280,6 +287,7 @@ class Target:
             fields.one_of("provider", ("cpu", "cuda")),
             fields.one_of("dtype", ("float32", "float16", "bfloat16")),
             fields.one_of("weights", ("dense", "int4")) if "weights" in fields else "dense",
+            fields.one_of("kernels", ("stock", "own")) if "kernels" in fields else "stock",
         )
 
 

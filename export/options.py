@@ -47,6 +47,11 @@ class BuildOptions:
         return self.target.provider == "cuda"
 
     @property
+    def own_kernels(self) -> bool:
+        """Whether this project's operators take the place of stock ones."""
+        return self.target.kernels == "own"
+
+    @property
     def dtype(self) -> ir.DataType:
         """T, the type of activations and caches."""
         return DTYPES[self.target.dtype]

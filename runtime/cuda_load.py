@@ -34,6 +34,7 @@ from runtime.cuda_weights import CudaWeights
 from runtime.device_memory import DeviceMemory
 from runtime.environment import SETTINGS, apply_settings
 from runtime.errors import LoadError
+from runtime.kernels.cache import kernel_library
 from runtime.late_slot import LateSlot
 from runtime.session import Placement, Session, SessionOptions, require_provider
 from runtime.slots import Slot
@@ -84,6 +85,7 @@ def load_cuda(
     Raises:
         LoadError: Manifest, graphs and weights do not go together.
         DeviceError: The device, its libraries or its memory are missing.
+        KernelError: The artifact needs this project's kernels, which cannot be built here.
     """
     if manifest.capacity < MIN_CAPACITY:
         raise LoadError(
@@ -94,6 +96,8 @@ def load_cuda(
     apply_settings(SETTINGS)
     driver = CudaDriver()
     closing.callback(driver.close)
+    own = manifest.target.kernels == "own"
+    libraries = (kernel_library(progress),) if own else ()
     weights = _weights(folder, manifest, driver, progress)
     closing.callback(weights.close)
     written = {port.buffer for graph in manifest.graphs.values() for port in graph.outputs}
@@ -106,7 +110,9 @@ def load_cuda(
     slots: dict[str, Slot] = {}
     closing.callback(_close_slots, slots)
     for name, graph in manifest.graphs.items():
-        opened = partial(_open, folder / graph.file, options, driver, weights.values)
+        opened = partial(
+            _open, folder / graph.file, options, driver, weights.values, libraries
+        )
         make = partial(_slot, name, graph, opened, buffers, driver)
         if name in OPTIONAL_GRAPHS:
             slots[name] = LateSlot(name, partial(_late, make, buffers))
@@ -146,6 +152,7 @@ def _open(
     options: SessionOptions,
     driver: CudaDriver,
     initializers: Mapping[str, Any],
+    libraries: tuple[Path, ...],
     capture: bool,
 ) -> Session:
     placement = Placement(
@@ -157,6 +164,7 @@ def _open(
         initializers=initializers,
         run=RUN,
         eager=EAGER,
+        libraries=libraries,
     )
     session = Session(path, "cuda", options, placement, hint=INSTALL)
     strays = set(session.on_host()) - ON_HOST
