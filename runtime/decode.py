@@ -213,7 +213,7 @@ class Decoder:
         if self._forwards.load(options.sampling):
             self._forget()
         fed = None if self.sequence is None else self.sequence.fed
-        self.sequence, self._reuse = None, reuse
+        self.sequence, self._reuse = None, options.reuse
         self.stats = Stats(prompt_tokens=len(ids), graphs=captured_counters(self._slots))
         with self.stats.phase("host"):
             if options.reuse:

@@ -124,7 +124,8 @@ def _load_cpu(
         path = folder / graph.file
         if name in OPTIONAL_GRAPHS:  # loaded late, so it may have changed since
             check_file(path, graph.sha256, limit=MAX_GRAPH_BYTES)
-        prepack = name.removesuffix("_sampled") in packed
+        # of large weights no third copy is made: verify alone, sampled, stays mapped
+        prepack = name in packed or (name in OPTIONAL_GRAPHS and packed == GRAPHS)
         options = SessionOptions(threads=threads, prepack=prepack)
         session = Session(path, manifest.target.provider, options)
         return GraphSlot(name, graph, session, buffers)
