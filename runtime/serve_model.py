@@ -14,7 +14,8 @@ from runtime.conversation import chat_prompt
 from runtime.decode import Decoder
 from runtime.errors import LoadError, RequestError
 from runtime.request import check_prompt, drafts_of
-from runtime.serve_body import Ask, BodyError
+from runtime.serve_body import Ask
+from runtime.serve_fields import BodyError
 from runtime.serve_worker import Event, Job
 from runtime.tokenizer import Tokenizer
 
