@@ -120,7 +120,9 @@ def build(
             from runtime.check import check_run
 
             found = check_run(
-                folder, progress=lambda what: progress(f"check run: {what}", 0, 0)
+                folder,
+                prepack=False,  # a build must not need several times the weights' memory
+                progress=lambda what: progress(f"check run: {what}", 0, 0),
             )
             _require_clean(found)
     return manifest

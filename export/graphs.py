@@ -14,6 +14,7 @@ from export.head import build_head
 from export.options import BuildOptions
 from export.pipeline import DerivedGraph, derive, prepare
 from export.ports import Layout
+from passes.own_kernels import OwnMatricesPass
 from passes.quantise import Pack, QuantisePass
 from passes.streamed import StreamedTensor, cast
 
@@ -55,9 +56,9 @@ def make_graphs(
         on_pass(f"{graph}: {name}", done)
 
     try:
-        shared = QuantisePass(pack)
+        quantise, own = QuantisePass(pack), OwnMatricesPass()
         for canonical in models:
-            prepare(canonical, options, shared)
+            prepare(canonical, options, quantise, own)
         target, head = models[0], models[1] if len(models) > 1 else None
         return derive(target, head, options, layout=layout, on_pass=count)
     except (InvariantError, PassError) as e:

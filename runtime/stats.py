@@ -33,6 +33,8 @@ class Stats:
     accepted: int = 0
     positions: list[list[int]] = field(default_factory=list)
     """By draft position: [tried, accepted]; tried only where all earlier ones stood."""
+    proposers: dict[str, list[int]] = field(default_factory=dict)
+    """By source of the drafts: [steps, drafted, accepted]."""
     first_token: float | None = None
     """Seconds from the start of the prompt to its first token."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -58,9 +60,13 @@ class Stats:
             self.seconds[self._open[-1]] += now - self._since
         self._since = now
 
-    def count(self, *, tokens: int, drafted: int, accepted: int) -> None:
-        """Note one step."""
+    def count(self, *, tokens: int, drafted: int, accepted: int, source: str = "") -> None:
+        """Note one step and who made its drafts."""
         self.steps += 1
+        if drafted:
+            made = self.proposers.setdefault(source, [0, 0, 0])
+            for place, more in enumerate((1, drafted, accepted)):
+                made[place] += more
         self.tokens += tokens
         self.drafted += drafted
         self.accepted += accepted
@@ -103,6 +109,10 @@ class Stats:
             "positions": [
                 {"tried": tried, "accepted": accepted} for tried, accepted in self.positions
             ],
+            "proposers": {
+                source: {"steps": steps, "drafted": drafted, "accepted": accepted}
+                for source, (steps, drafted, accepted) in self.proposers.items()
+            },
             "seconds": dict(self.seconds),
             "graphs": {label: counters.to_json() for label, counters in self.graphs.items()},
         }

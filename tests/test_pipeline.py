@@ -28,8 +28,8 @@ def checkpoint(tmp_path_factory):
     return write_hybrid(tmp_path_factory.mktemp("checkpoint"), CONFIG)
 
 
-def derived(checkpoint, target, k=2, on_pass=lambda what, done: None):
-    model, asked = read_source(checkpoint), options(k, target=target)
+def derived(checkpoint, target, k=2, on_pass=lambda what, done: None, sampling=False):
+    model, asked = read_source(checkpoint), options(k, target=target, sampling=sampling)
     layout = Layout(model.spec, asked)
     return make_graphs(
         model.spec, model.weights, asked, layout=layout, pack=model.pack, on_pass=on_pass
@@ -44,6 +44,20 @@ EXPECTED = {
         "decode": {"PinShapes": ANY, "InlineSingleTrip": 0, "GreedyTail": 1},
         "verify": {"PinShapes": ANY, "CausalPadding": 1, "KeepRowStates": 6, "Accept": 7},
         "draft": {"Draft": 2, "PinShapes": ANY},
+        "catch_up": {"CachesOnly": 2, "PinShapes": ANY},
+        "decode_sampled": {
+            "PinShapes": ANY,
+            "InlineSingleTrip": 0,
+            "GreedyTail": 1,
+            "Sample": 1,
+        },
+        "verify_sampled": {
+            "PinShapes": ANY,
+            "CausalPadding": 1,
+            "KeepRowStates": 6,
+            "Accept": 7,
+            "Sample": 1,
+        },
     },
     # one buffer a kind of state: prefill joins 3 convolutions, accepting writes 2 and a tail;
     # q/k norms of each attention layer in a graph are fused
@@ -65,13 +79,29 @@ EXPECTED = {
             "FuseQkNorm": 1,
         },
         "draft": {"Draft": 2, "PinShapes": ANY, "FuseQkNorm": 2},
+        "catch_up": {"CachesOnly": 2, "PinShapes": ANY, "FuseQkNorm": 1},
+        "decode_sampled": {
+            "PinShapes": ANY,
+            "InlineSingleTrip": 0,
+            "GreedyTail": 1,
+            "FuseQkNorm": 1,
+            "Sample": 1,
+        },
+        "verify_sampled": {
+            "PinShapes": ANY,
+            "CausalPadding": 1,
+            "StateWindow": 6,
+            "Accept": 3,
+            "FuseQkNorm": 1,
+            "Sample": 1,
+        },
     },
 }
 
 
 @pytest.mark.parametrize("target", [CPU, CUDA], ids=["cpu", "cuda"])
 def test_each_pass_of_the_table_finds_what_is_there_for_it(checkpoint, target):
-    for name, graph in derived(checkpoint, target).items():
+    for name, graph in derived(checkpoint, target, sampling=True).items():
         found = {record.name.removesuffix("Pass"): record.changes for record in graph.passes}
         for pass_name, changes in EXPECTED[target][name].items():
             if changes == ANY:
@@ -85,8 +115,13 @@ def test_each_pass_of_the_table_finds_what_is_there_for_it(checkpoint, target):
 @pytest.mark.parametrize("target", [CPU, CUDA], ids=["cpu", "cuda"])
 def test_every_final_graph_is_proved_after_its_last_pass(checkpoint, target):
     told = []
-    derived(checkpoint, target, on_pass=lambda what, done: told.append(what.split(": ")))
-    for name in GRAPHS:
+    derived(
+        checkpoint,
+        target,
+        on_pass=lambda what, done: told.append(what.split(": ")),
+        sampling=True,
+    )
+    for name in EXPECTED[target]:
         steps = [step for graph, step in told if graph == name]
         assert steps[-2:] == ["StraightLinePass", "AliasOrderPass"]
         assert steps.count("StraightLinePass") == steps.count("AliasOrderPass") == 1

@@ -33,7 +33,8 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module", params=TARGETS, ids=lambda t: f"{t.provider}-{t.dtype}")
 def laid(request, model):
     """The layout and the graphs of one target."""
-    asked = options(K, target=request.param, capacity=CAPACITY, prefill_rows=ROWS)
+    sizes = {"capacity": CAPACITY, "prefill_rows": ROWS, "sampling": True}
+    asked = options(K, target=request.param, **sizes)
     layout = Layout(model.spec, asked)
     graphs = make_graphs(
         model.spec,
@@ -71,8 +72,16 @@ def test_every_port_lies_in_its_buffer_and_has_its_type(laid):
 def test_every_buffer_is_written_by_a_graph_or_by_the_host(laid):
     layout, graphs = laid
     written = {port.buffer for graph in graphs.values() for port in graph.outputs}
-    by_host = {"prompt_ids", "prompt_next", "draft_count"}
-    assert layout.buffers().keys() - written == by_host
+    by_host = {
+        "prompt_ids",
+        "prompt_next",
+        "draft_count",
+        "catch_up.hidden",
+        "catch_up.length",
+    }
+    unwritten = layout.buffers().keys() - written
+    assert {name for name in unwritten if not name.startswith("sample.")} == by_host
+    assert len(unwritten - by_host) == 10  # noise, prompt, counts, and seven numbers
 
 
 def in_place(past, *, states):
@@ -93,6 +102,7 @@ def head(*guesses, prefix="head."):
 LENGTH = ("next_length", "past_length")
 TOKEN = ("next_token", "input_ids")
 BOTH = ("conv", "recurrent")
+VERIFIES = ("verify", "verify_sampled")
 
 
 def written_over(provider):
@@ -110,11 +120,15 @@ def written_over(provider):
             # the window of each layer begins before its slot, so the last ones reach all
             verify |= {(f"present.{kind}", f"past.{i}.{kind}")}
             verify |= {(f"rows.{i}.{kind}", f"rows.{kind}")}  # the view of what was kept
+    decode = {LENGTH, TOKEN} | in_place("past", states=BOTH)
     return {
         "prefill": prefill,
-        "decode": {LENGTH, TOKEN} | in_place("past", states=BOTH),
+        "decode": decode,
         "verify": verify,
         "draft": head("", ".2", prefix=""),
+        "catch_up": head("", prefix=""),
+        "decode_sampled": decode,
+        "verify_sampled": verify,
     }
 
 
@@ -147,7 +161,7 @@ def test_two_inputs_of_a_graph_share_memory_only_as_windows_of_states(laid):
     for name, graph in graphs.items():
         pairs = itertools.combinations(graph.inputs, 2)
         found = {(a.name, b.name) for a, b in pairs if share(a, b)}
-        assert found == (windows if on_cuda and name == "verify" else set()), name
+        assert found == (windows if on_cuda and name in VERIFIES else set()), name
 
 
 def test_only_the_rows_kept_for_accepting_are_views(laid):
@@ -159,7 +173,8 @@ def test_only_the_rows_kept_for_accepting_are_views(laid):
         for port in (*graph.inputs, *graph.outputs)
         if port.view
     }
-    assert views == ({("verify", f"rows.{kind}") for kind in BOTH} if on_cuda else set())
+    rows = {(name, f"rows.{kind}") for name in VERIFIES for kind in BOTH}
+    assert views == (rows if on_cuda else set())
 
 
 def test_all_graphs_find_the_state_of_a_layer_at_one_place(laid):
@@ -172,7 +187,7 @@ def test_all_graphs_find_the_state_of_a_layer_at_one_place(laid):
             for port in graph.inputs
             if port.name == f"past.{layer}.{kind}"
         }
-        assert ends.keys() == {"prefill", "decode", "verify"}
+        assert ends.keys() == {"prefill", "decode", "decode_sampled", *VERIFIES}
         assert len(set(ends.values())) == 1, ends
         slot = math.prod(shape)
         decode = next(p for p in graphs["decode"].inputs if p.name == f"past.{layer}.{kind}")

@@ -100,7 +100,10 @@ def test_the_session_and_the_snippet_run_as_written(checkout):
         result = shell(command, checkout, stderr=subprocess.STDOUT)
         assert result.returncode == 0, result.stdout
         assert re.search(pattern(shown), result.stdout), result.stdout
-    (snippet,) = blocks("python")
+    snippet, *others = blocks("python")
+    for other in others:
+        result = shell(f"{shlex.quote(sys.executable)} -P -c {shlex.quote(other)}", checkout)
+        assert result.returncode == 0, result.stderr
     result = shell(f"{shlex.quote(sys.executable)} -P -c {shlex.quote(snippet)}", checkout)
     assert result.returncode == 0, result.stderr
     *steps, per_step = result.stdout.splitlines()

@@ -273,7 +273,7 @@ def test_two_states_are_kept_the_latest_ones(decoder):
 def test_closing_gives_the_copies_back(tmp_path):
     decoder = Decoder.open(C.write(tmp_path))
     decoder.prefill(PROMPT, keep_at=5)
-    (kept,) = decoder._kept._kept
+    (kept,) = decoder._feeder.kept._kept
     decoder.close()
     with pytest.raises(SlotError, match="checkpoint is closed"):
         kept.states.restore()

@@ -30,12 +30,13 @@ def write_hybrid(folder, config=HYBRID, *, without=(), seed=0, **changes):
     return one_file(folder, kept, config_values(config, rope_parameters=ROPE, **changes))
 
 
-def options(k=3, *, target=None, capacity=40, prefill_rows=16):
+def options(k=3, *, target=None, capacity=40, prefill_rows=16, sampling=False):
     return BuildOptions(
         k=k,
         capacity=capacity,
         prefill_rows=prefill_rows,
         target=target or Target("cpu", "float32"),
+        sampling=sampling,
     )
 
 

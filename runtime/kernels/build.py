@@ -7,6 +7,7 @@ Load it with ``SessionOptions.register_custom_ops_library(OUT / LIBRARY)``.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from runtime.errors import KernelError
 __all__ = ["LIBRARY", "build_library", "find_nvcc", "main"]
 
 LIBRARY = "libonnx_mtp_kernels.so"
-SOURCE = "matmul_w4_op.cu"
+SOURCE = "library.cu"
 CUDA_MAJOR = 13
 """The library shares CUDA's runtime with onnxruntime-gpu 1.31, which is built for this one."""
 CANDIDATES = ("/usr/local/cuda/bin/nvcc", f"/usr/local/cuda-{CUDA_MAJOR}/bin/nvcc")
@@ -64,8 +65,9 @@ def build_library(out: Path) -> Path:
     """
     nvcc, sources = find_nvcc(), Path(__file__).parent
     out.mkdir(parents=True, exist_ok=True)
-    library = out / LIBRARY
-    _run([str(nvcc), *FLAGS, f"-I{sources}", "-o", str(library), str(sources / SOURCE)])
+    library, part = out / LIBRARY, out / f"{LIBRARY}.{os.getpid()}"
+    _run([str(nvcc), *FLAGS, f"-I{sources}", "-o", str(part), str(sources / SOURCE)])
+    os.replace(part, library)  # whole or not at all, whoever else builds it
     return library
 
 

@@ -19,7 +19,7 @@ struct ShapeContext;
 struct Attribute;
 
 enum Code : int { kFail = 1, kInvalidArgument = 2 };
-enum Element : int { kUint8 = 2, kFloat16 = 10, kBfloat16 = 16 };
+enum Element : int { kFloat = 1, kUint8 = 2, kFloat16 = 10, kBfloat16 = 16 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 constexpr int kDeviceMemory = 0, kIntAttribute = 1;
 
@@ -43,6 +43,9 @@ struct Api {
   Status* dims(const Shape* shape, int64_t* out, size_t n) const { return call<Status*>(62, shape, out, n); }
   Status* names(const Shape* shape, const char** out, size_t n) const { return call<Status*>(63, shape, out, n); }
   Status* shape(const Value* value, Shape** out) const { return call<Status*>(65, value, out); }
+  Status* float_attribute(const KernelInfo* info, const char* name, float* out) const {
+    return call<Status*>(85, info, name, out);
+  }
   Status* int_attribute(const KernelInfo* info, const char* name, int64_t* out) const {
     return call<Status*>(86, info, name, out);
   }
