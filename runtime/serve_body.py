@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from runtime.chat_template import Message
 from runtime.errors import RequestError
+from runtime.sampling import SamplingOptions
 from runtime.serve_fields import (
     BodyError,
     flag,
@@ -55,16 +56,8 @@ NOTHING: dict[str, tuple[Any, ...]] = {
 }
 """Parameters that are not supported, with the values (besides null) that ask for nothing."""
 
-GREEDY: dict[str, tuple[Any, ...]] = {
-    "temperature": (0,),
-    "top_p": (1,),
-    "top_k": (0, -1, 1),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-}
-"""Parameters of sampling, with the values that leave decoding greedy."""
+SAMPLING = tuple(field.name for field in fields(SamplingOptions))
+"""Parameters of sampling; where there is no temperature, the likeliest token is taken."""
 
 IGNORED = frozenset(
     [
@@ -74,7 +67,6 @@ IGNORED = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
-        "seed",
     ]
 )
 """Parameters that change no token here."""
@@ -110,8 +102,8 @@ class Ask:
     stream: bool
     include_usage: bool
     template_options: Mapping[str, Any]
-    sampling: Mapping[str, Any]
-    """Passed on to `Decoder.generate`."""
+    sampling: SamplingOptions | None
+    """How tokens are drawn; None for greedily."""
 
 
 def parse_completion(data: bytes) -> Ask:
@@ -147,30 +139,29 @@ def _ask(
         stream=flag(body, "stream"),
         include_usage=_include_usage(body.get("stream_options")),
         template_options=_template_options(body.get("chat_template_kwargs")),
-        sampling=sampling_options(body),
+        sampling=sampling_of(body),
     )
 
 
-def sampling_options(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of `Decoder.generate` for a body's parameters of sampling.
+def sampling_of(body: Mapping[str, Any]) -> SamplingOptions | None:
+    """How a body wants tokens drawn; None for greedily.
 
     Raises:
-        BodyError: A value would not decode greedily, which is all there is.
+        BodyError: A value cannot be.
     """
-    for name, greedy in GREEDY.items():
-        value = body.get(name)
-        if value is not None and not is_one_of(value, greedy):
-            raise BodyError(
-                f"{name!r} is {shown(value)}; this server decodes greedily, so leave it out "
-                f"or give {greedy[0]}",
-                name,
-            )
-    return {}
+    given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
+    for name, value in given.items():
+        try:
+            SamplingOptions.parse({name: value})
+        except RequestError as e:
+            raise BodyError(str(e), name) from e
+    options = SamplingOptions.parse({"temperature": 0, **given})
+    return None if options.is_greedy else options
 
 
 def _check_names(body: Mapping[str, Any], known: frozenset[str]) -> None:
     for name, value in body.items():
-        if name in known or name in IGNORED or name in GREEDY:
+        if name in known or name in IGNORED or name in SAMPLING:
             continue
         if name not in NOTHING:
             raise BodyError(f"there is no parameter {shown(name)}", name[:100])

@@ -112,6 +112,13 @@ def test_misuse_exits_with_2(folder, args, message):
     assert message in result.stderr
 
 
+def test_options_of_sampling_are_taken_and_refused_where_they_cannot_be(folder):
+    result = chat(folder, "--temperature", 0.8, "--seed", 3, stdin="a\n")
+    assert (result.exit_code, "built without sampling" in result.stderr) == (2, True)
+    result = chat(folder, "--seed", 3, stdin="a\n")
+    assert (result.exit_code, "draws nothing at temperature 0" in result.stderr) == (2, True)
+
+
 def test_input_that_is_no_text_is_misuse(folder):
     result = chat(folder, stdin=b"a\n\xff\n")
     assert result.exit_code == 2
