@@ -34,12 +34,12 @@ facts: dict[str, object] = {
 
 decoder.prefill(range(8), reuse=True)
 with dryrun.recording("keep"):
-    decoder._kept.keep(range(8))
+    decoder._feeder.kept.keep(range(8))
 decoder.prefill(range(9), keep_at=KEPT)
 held = {name: buffers.read(name) for name in names}
 puppet.poke("length", np.array([KEPT], np.int32))
-decoder._kept.close()
-decoder._kept.keep(range(KEPT))
+decoder._feeder.kept.close()
+decoder._feeder.kept.keep(range(KEPT))
 decoder.step()
 for name in names:
     buffers.write(name, np.full_like(buffers.read(name), 3))
