@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from runtime.chat_template import ChatTemplate
+from runtime.cli_sampling import sampling_of, sampling_options
 from runtime.conversation import Conversation
 from runtime.decode import Decoder
 from runtime.edge import FOLDER, THREADS, errors_at_the_edge, spinner
@@ -20,6 +21,7 @@ from runtime.errors import RequestError
 from runtime.load import load
 from runtime.report import figures, print_figures, turn_json
 from runtime.request import drafts_of
+from runtime.sampling import check_samples
 from runtime.template_options import parse_options
 from runtime.tokenizer import Tokenizer
 
@@ -39,6 +41,7 @@ EXIT, RESET, STATS = "/exit", "/reset", "/stats"
 @click.option(
     "--k", type=click.IntRange(min=0), help="Drafts a step. Default: what the artifact has."
 )
+@sampling_options
 @click.option("--stop", multiple=True, help="End an answer before this text. Repeatable.")
 @click.option(
     "--template-option",
@@ -52,6 +55,7 @@ EXIT, RESET, STATS = "/exit", "/reset", "/stats"
 @click.pass_context
 def chat_command(
     context: click.Context,
+    /,
     folder: Path,
     system: str | None,
     max_new_tokens: int,
@@ -60,6 +64,7 @@ def chat_command(
     options: tuple[str, ...],
     threads: int,
     as_json: bool,
+    **sampling: Any,
 ) -> None:
     """Talk with the artifact in FOLDER, by its own chat template.
 
@@ -74,7 +79,7 @@ def chat_command(
       echo "What is a monad?" | mtp-run chat qwen-mtp --json
     """
     with errors_at_the_edge(context):
-        variables = parse_options(options)
+        variables, draws = parse_options(options), sampling_of(sampling)
         with spinner(quiet=as_json) as progress:
             loaded = load(folder, threads=threads, progress=progress)
             tokenizer = Tokenizer.of(folder, loaded.manifest)
@@ -85,10 +90,12 @@ def chat_command(
                 raise RequestError(
                     f"this artifact has no {missing}. Continue plain prompts: mtp-run generate"
                 )
+            if draws is not None:
+                check_samples(loaded.manifest)
             conversation = Conversation(
                 decoder, tokenizer, template, system=system, options=variables
             )
-            choices = {"k": drafts_of(loaded.manifest, k), "stop": stop}
+            choices = {"k": drafts_of(loaded.manifest, k), "stop": stop, "sampling": draws}
             _talk(decoder, conversation, max_new_tokens, choices, as_json=as_json)
 
 

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from runtime.serve_body import Ask, BodyError
+from runtime.serve_body import Ask
+from runtime.serve_fields import BodyError
 from runtime.serve_guard import Access, Refusal, check_access, read_body
 from runtime.serve_metrics import Metrics
 from runtime.serve_model import ServedModel

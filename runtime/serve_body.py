@@ -6,20 +6,29 @@ the value asks for nothing; nothing is dropped silently.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from runtime.chat_template import Message
 from runtime.errors import RequestError
+from runtime.sampling import SamplingOptions
+from runtime.serve_fields import (
+    BodyError,
+    flag,
+    integer,
+    is_one_of,
+    read_object,
+    shown,
+    text,
+    token_ids,
+)
 from runtime.stop import StopStrings
 from runtime.template_options import RESERVED
 
-__all__ = ["Ask", "BodyError", "parse_chat", "parse_completion"]
+__all__ = ["COMMON", "Ask", "parse_chat", "parse_completion"]
 
-MAX_TOKENS = 2**31 - 1
 MAX_MESSAGES = 4096
 MAX_OPTIONS = 32
 """Of ``chat_template_kwargs``."""
@@ -47,16 +56,8 @@ NOTHING: dict[str, tuple[Any, ...]] = {
 }
 """Parameters that are not supported, with the values (besides null) that ask for nothing."""
 
-GREEDY: dict[str, tuple[Any, ...]] = {
-    "temperature": (0,),
-    "top_p": (1,),
-    "top_k": (0, -1, 1),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-}
-"""Parameters of sampling, with the values that leave decoding greedy."""
+SAMPLING = tuple(field.name for field in fields(SamplingOptions))
+"""Parameters of sampling; where there is no temperature, the likeliest token is taken."""
 
 IGNORED = frozenset(
     [
@@ -66,7 +67,6 @@ IGNORED = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
-        "seed",
     ]
 )
 """Parameters that change no token here."""
@@ -83,17 +83,6 @@ COMMON = frozenset(
         "stream_options",
     ]
 )
-
-
-class BodyError(RequestError):
-    """A body does not say what it must."""
-
-    def __init__(
-        self, message: str, parameter: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.parameter = parameter
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,20 +102,20 @@ class Ask:
     stream: bool
     include_usage: bool
     template_options: Mapping[str, Any]
-    sampling: Mapping[str, Any]
-    """Passed on to `Decoder.generate`."""
+    sampling: SamplingOptions | None
+    """How tokens are drawn; None for greedily."""
 
 
 def parse_completion(data: bytes) -> Ask:
     """Read a body of ``/v1/completions``; raises `BodyError`."""
-    body = _object(data)
+    body = read_object(data)
     _check_names(body, COMMON | {"prompt"})
     return _ask(body, prompt=_prompt(body.get("prompt")), messages=())
 
 
 def parse_chat(data: bytes) -> Ask:
     """Read a body of ``/v1/chat/completions``; raises `BodyError`."""
-    body = _object(data)
+    body = read_object(data)
     _check_names(body, COMMON | {"messages", "max_completion_tokens", "chat_template_kwargs"})
     return _ask(body, prompt=None, messages=_messages(body.get("messages")))
 
@@ -137,110 +126,47 @@ def _ask(
     prompt: str | tuple[int, ...] | None,
     messages: tuple[Message, ...],
 ) -> Ask:
-    newer = _integer(body, "max_completion_tokens", 1)
+    newer = integer(body, "max_completion_tokens", 1)
     return Ask(
-        model=_text(body, "model"),
+        model=text(body, "model"),
         prompt=prompt,
         messages=messages,
-        max_tokens=_integer(body, "max_tokens", 1) if newer is None else newer,
+        max_tokens=integer(body, "max_tokens", 1) if newer is None else newer,
         stop=_stops(body.get("stop")),
-        stop_token_ids=_tokens(body.get("stop_token_ids") or [], "stop_token_ids"),
-        ignore_eos=_flag(body, "ignore_eos"),
-        k=_integer(body, "k", 0),
-        stream=_flag(body, "stream"),
+        stop_token_ids=token_ids(body.get("stop_token_ids") or [], "stop_token_ids"),
+        ignore_eos=flag(body, "ignore_eos"),
+        k=integer(body, "k", 0),
+        stream=flag(body, "stream"),
         include_usage=_include_usage(body.get("stream_options")),
         template_options=_template_options(body.get("chat_template_kwargs")),
-        sampling=sampling_options(body),
+        sampling=sampling_of(body),
     )
 
 
-def sampling_options(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of `Decoder.generate` for a body's parameters of sampling.
+def sampling_of(body: Mapping[str, Any]) -> SamplingOptions | None:
+    """How a body wants tokens drawn; None for greedily.
 
     Raises:
-        BodyError: A value would not decode greedily, which is all there is.
+        BodyError: A value cannot be.
     """
-    for name, greedy in GREEDY.items():
-        value = body.get(name)
-        if value is not None and not _is_one_of(value, greedy):
-            raise BodyError(
-                f"{name!r} is {_shown(value)}; this server decodes greedily, so leave it out "
-                f"or give {greedy[0]}",
-                name,
-            )
-    return {}
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(data, parse_constant=_no_constant)
-    except RecursionError as e:
-        raise BodyError("the body is nested too deeply") from e
-    except ValueError as e:
-        raise BodyError(f"the body is not JSON: {e}") from e
-    if not isinstance(body, dict):
-        raise BodyError("the body must be a JSON object")
-    return body
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
+    for name, value in given.items():
+        try:
+            SamplingOptions.parse({name: value})
+        except RequestError as e:
+            raise BodyError(str(e), name) from e
+    options = SamplingOptions.parse({"temperature": 0, **given})
+    return None if options.is_greedy else options
 
 
 def _check_names(body: Mapping[str, Any], known: frozenset[str]) -> None:
     for name, value in body.items():
-        if name in known or name in IGNORED or name in GREEDY:
+        if name in known or name in IGNORED or name in SAMPLING:
             continue
         if name not in NOTHING:
-            raise BodyError(f"there is no parameter {_shown(name)}", name[:100])
-        if value is not None and not _is_one_of(value, NOTHING[name]):
+            raise BodyError(f"there is no parameter {shown(name)}", name[:100])
+        if value is not None and not is_one_of(value, NOTHING[name]):
             raise BodyError(f"{name!r} is not supported: leave it out", name)
-
-
-def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
-    """Equal and of the same kind: true is not 1, but 0.0 is 0."""
-    return any(
-        value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed
-    )
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _text(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise BodyError(f"{name!r} is {_shown(value)}; it must be a string", name)
-    return value
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise BodyError(f"{name!r} is {_shown(value)}; it must be true or false", name)
-    return bool(value)
-
-
-def _integer(body: Mapping[str, Any], name: str, least: int) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not least <= value <= MAX_TOKENS:
-        raise BodyError(
-            f"{name!r} is {_shown(value)}; it must be a whole number from {least} on", name
-        )
-    return int(value)
-
-
-def _tokens(values: Any, name: str) -> tuple[int, ...]:
-    if not isinstance(values, list) or not all(
-        isinstance(v, int) and not isinstance(v, bool) and 0 <= v <= MAX_TOKENS for v in values
-    ):
-        raise BodyError(f"{name!r} must be a list of token ids", name)
-    return tuple(values)
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:
@@ -256,7 +182,7 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
         )
     if value is None or value == []:
         raise BodyError("'prompt' is missing or empty. Give a text or token ids", "prompt")
-    return _tokens(value, "prompt")
+    return token_ids(value, "prompt")
 
 
 def _messages(value: Any) -> tuple[Message, ...]:
@@ -275,7 +201,7 @@ def _message(value: Any, place: str) -> Message:
     role = value.get("role")
     if role not in ("system", "developer", "user", "assistant"):
         raise BodyError(
-            f"'{place}.role' is {_shown(role)}; it must be system, developer, user or "
+            f"'{place}.role' is {shown(role)}; it must be system, developer, user or "
             "assistant",
             f"{place}.role",
         )
@@ -322,7 +248,7 @@ def _include_usage(value: Any) -> bool:
         "include_obfuscation",
     }:
         raise BodyError("'stream_options' takes 'include_usage' alone", "stream_options")
-    return _flag(value, "include_usage")
+    return flag(value, "include_usage")
 
 
 def _template_options(value: Any) -> dict[str, Any]:
@@ -334,7 +260,7 @@ def _template_options(value: Any) -> dict[str, Any]:
     for key, held in value.items():
         plain = held is None or isinstance(held, bool | int | float | str)
         if key in RESERVED or not key.isidentifier() or not plain:
-            raise BodyError(f"{name!r} cannot set {_shown(key)} to {_shown(held)}", name)
+            raise BodyError(f"{name!r} cannot set {shown(key)} to {shown(held)}", name)
         if isinstance(held, float) and not math.isfinite(held):
-            raise BodyError(f"{name!r} sets {_shown(key)} to no number", name)
+            raise BodyError(f"{name!r} sets {shown(key)} to no number", name)
     return value

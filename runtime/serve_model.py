@@ -14,7 +14,9 @@ from runtime.conversation import chat_prompt
 from runtime.decode import Decoder
 from runtime.errors import LoadError, RequestError
 from runtime.request import check_prompt, drafts_of
-from runtime.serve_body import Ask, BodyError
+from runtime.sampling import check_samples
+from runtime.serve_body import Ask
+from runtime.serve_fields import BodyError
 from runtime.serve_worker import Event, Job
 from runtime.tokenizer import Tokenizer
 
@@ -80,6 +82,11 @@ class ServedModel:
             drafts = drafts_of(self.manifest, ask.k)
         except RequestError as e:
             raise BodyError(str(e), "k") from e
+        if ask.sampling is not None:
+            try:
+                check_samples(self.manifest)
+            except RequestError as e:
+                raise BodyError(str(e), "temperature") from e
         most = COMPLETION_TOKENS if ask.prompt is not None else self.manifest.capacity
         ends = () if ask.ignore_eos else self.manifest.eos_token_ids
         return Job(
@@ -90,7 +97,7 @@ class ServedModel:
             choices={
                 "k": drafts,
                 "stop_ids": (*ends, *ask.stop_token_ids),
-                **ask.sampling,
+                "sampling": ask.sampling,
             },
             deadline=time.monotonic() + timeout,
             tell=tell,

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPConnection
+from pathlib import Path
 
 import openai
 import pytest
@@ -15,12 +16,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from local_server import serving
 
+import export
+from artifacts import Target
+from export.build import build
+from export.options import BuildOptions
+from export.sources import read_source
+from runtime import stream
 from runtime.chat_template import ChatTemplate
 from runtime.conversation import chat_prompt
 from runtime.decode import Decoder
 from runtime.errors import SlotError
+from runtime.sampling import SamplingOptions
 from runtime.serve_body import COMMON
 
+CHECKPOINT = Path(export.__file__).parent / "demo" / "tiny-hybrid-mtp"
 KEY = "a-key-for-these-tests"
 
 
@@ -234,8 +243,13 @@ REFUSED = [
     ({"suffix": "x"}, "suffix"),
     ({"temperature": 0.5}, "temperature"),
     ({"temperature": True}, "temperature"),
-    ({"top_p": 0.9}, "top_p"),
-    ({"presence_penalty": 1}, "presence_penalty"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": 1e400}, None),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": 257}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"seed": -1}, "seed"),
+    ({"presence_penalty": 101}, "presence_penalty"),
     ({"tools": [{}]}, "tools"),
     ({"nonsense": 1}, "nonsense"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -456,6 +470,28 @@ def test_two_hundred_requests_from_eight_clients_half_of_them_cancelled(folder, 
         assert counted["mtp_queue_length"] == counted["mtp_requests_running"] == 0
         ended = sum(n for name, n in counted.items() if name.startswith("mtp_requests_total"))
         assert ended == 216
+
+
+def test_a_seed_gives_the_text_that_the_decoder_draws_with_it(tmp_path):
+    options = BuildOptions(k=2, capacity=256, prefill_rows=64, target=Target("cpu", "float32"))
+    build(read_source(CHECKPOINT), tmp_path / "demo", options, run_check=False)
+    drawn = {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.5, "seed": 11}
+    with Decoder.open(tmp_path / "demo") as decoder:
+        wanted = SamplingOptions.parse(drawn)
+        whole = "".join(stream(decoder, "def main():", 40, stop_ids=(), sampling=wanted))
+        greedy = "".join(stream(decoder, "def main():", 40, stop_ids=()))
+    assert whole != greedy
+    with serving(tmp_path / "demo") as port, openai_client(port) as client:
+
+        def ask(**more):
+            body = {"top_k": 0, "ignore_eos": True}
+            got = client.completions.create(
+                model="demo", prompt="def main():", max_tokens=40, extra_body=body, **more
+            )
+            return got.choices[0].text
+
+        assert [ask(**drawn), ask(), ask(**drawn)] == [whole, greedy, whole]
+        assert len({ask(temperature=1.5) for _ in range(3)}) > 1
 
 
 class Held:
