@@ -6,6 +6,7 @@ ONNX and is imported by its full name, so that a runner loads no graph package.
 
 from artifacts.findings import Finding, Severity
 from artifacts.manifest import (
+    SAMPLED_RANKS,
     Buffer,
     Graph,
     Manifest,
@@ -33,6 +34,7 @@ __all__ = [
     "ParseError",
     "PassRecord",
     "Port",
+    "SAMPLED_RANKS",
     "Severity",
     "Source",
     "Target",

@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from artifacts.manifest import Buffer, Manifest
+from artifacts.manifest import SAMPLED_RANKS, Buffer, Manifest
 from artifacts.spec import GdnSpec, LayerKind
 
-__all__ = ["State", "contract_buffers", "states"]
+__all__ = ["State", "catch_up_buffers", "contract_buffers", "sample_buffers", "states"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,10 @@ def contract_buffers(manifest: Manifest) -> dict[str, Buffer]:
     if manifest.k:
         found["draft_count"] = Buffer("int32", (1,))
         found["prompt_next"] = Buffer("int64", (1, manifest.prefill_rows))
+    if manifest.samples:
+        found |= sample_buffers(rows, spec.vocab_size)
+    if "catch_up" in manifest.graphs:
+        found |= catch_up_buffers(manifest.prefill_rows, spec.hidden_size, dtype)
     for name, state in states(manifest).items():
         if state.buffer == name:
             exact = name.endswith((".conv", ".recurrent"))
@@ -87,6 +91,38 @@ def contract_buffers(manifest: Manifest) -> dict[str, Buffer]:
             if manifest.k:
                 found[f"rows.{kind}"] = Buffer("float32", (layers, rows, *shape))
     return found
+
+
+def sample_buffers(rows: int, vocab_size: int) -> dict[str, Buffer]:
+    """What the host says to graphs that sample; `passes.sample` says what becomes of it.
+
+    ``sample.prompt`` is 1 for tokens of the prompt, ``sample.counts`` how often each token
+    was emitted; both matter to penalties alone.
+    """
+    ranks = min(SAMPLED_RANKS, vocab_size)
+    numbers = (
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    )
+    return {
+        "sample.noise": Buffer("float32", (1, rows, ranks)),
+        "sample.prompt": Buffer("float32", (vocab_size,)),
+        "sample.counts": Buffer("float32", (vocab_size,)),
+        "sample.top_k": Buffer("int32", (1,)),
+        **{f"sample.{name}": Buffer("float32", (1,)) for name in numbers},
+    }
+
+
+def catch_up_buffers(prefill_rows: int, hidden_size: int, dtype: str) -> dict[str, Buffer]:
+    """Hidden states of rows that the head has not seen, and the number of the first."""
+    return {
+        "catch_up.hidden": Buffer(dtype, (1, prefill_rows, hidden_size)),
+        "catch_up.length": Buffer("int32", (1,)),
+    }
 
 
 def _cache(manifest: Manifest) -> tuple[int, ...]:

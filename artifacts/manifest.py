@@ -24,8 +24,10 @@ __all__ = [
     "Buffer",
     "Graph",
     "Manifest",
+    "OPTIONAL_GRAPHS",
     "PassRecord",
     "Port",
+    "SAMPLED_RANKS",
     "Source",
     "Target",
     "WeightTensor",
@@ -38,6 +40,11 @@ SCHEMA = 1
 MANIFEST = "manifest.json"
 GRAPHS = ("prefill", "decode", "verify", "draft")
 """Graphs of an artifact with a head; without one, `verify` and `draft` are absent."""
+OPTIONAL_GRAPHS = ("decode_sampled", "verify_sampled", "catch_up")
+"""Graphs that may be there besides: decode and verify that sample, and the head alone over
+rows that it has not seen. The last two need a head."""
+SAMPLED_RANKS = 256
+"""Likeliest tokens that sampling chooses from (all, where the vocabulary is smaller)."""
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 
@@ -261,10 +268,17 @@ class Target:
     """Of activations and caches; the recurrent state is float32 everywhere."""
     weights: str = "dense"
     """``dense``: matrices in `dtype`; ``int4``: four bits, 32 weights a scale."""
+    kernels: str = "stock"
+    """``stock``: ONNX Runtime's own; ``own``: with this project's library of operators."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {"provider": self.provider, "dtype": self.dtype, "weights": self.weights}
+        return {
+            "provider": self.provider,
+            "dtype": self.dtype,
+            "weights": self.weights,
+            "kernels": self.kernels,
+        }
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
@@ -273,6 +287,7 @@ class Target:
             fields.one_of("provider", ("cpu", "cuda")),
             fields.one_of("dtype", ("float32", "float16", "bfloat16")),
             fields.one_of("weights", ("dense", "int4")) if "weights" in fields else "dense",
+            fields.one_of("kernels", ("stock", "own")) if "kernels" in fields else "stock",
         )
 
 
@@ -337,6 +352,25 @@ class Manifest:
     def rows(self) -> int:
         """M, the rows of the verify graph."""
         return self.k + 1
+
+    @property
+    def sampled_ranks(self) -> int:
+        """Tokens that a row samples from."""
+        return min(SAMPLED_RANKS, self.spec.vocab_size)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the graphs that sample are there."""
+        return "decode_sampled" in self.graphs
+
+    @property
+    def graph_rows(self) -> dict[str, int | None]:
+        """Rows of each graph that this artifact may have; None where a run chooses."""
+        found: dict[str, int | None] = {"prefill": None, "decode": 1, "decode_sampled": 1}
+        if self.k:
+            found |= dict.fromkeys(("verify", "draft", "verify_sampled"), self.rows)
+            found["catch_up"] = None
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values, the inverse of `parse`."""

@@ -13,12 +13,13 @@ import onnx
 
 from artifacts.findings import Severity
 from artifacts.graph_file import StoredTensor, open_regular, read_graph, stored_tensors
-from artifacts.manifest import GRAPHS, MANIFEST, Graph, Manifest, WeightTensor
+from artifacts.manifest import GRAPHS, MANIFEST, OPTIONAL_GRAPHS, Graph, Manifest, WeightTensor
 from artifacts.parse import ParseError
 from artifacts.weight_header import read_header
 
 __all__ = ["Case", "Fault", "Progress", "Rule", "plain_name"]
 
+KNOWN = (*GRAPHS, *OPTIONAL_GRAPHS)
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
@@ -100,7 +101,7 @@ class Case:
     def _read_graphs(self) -> dict[str, onnx.ModelProto | ParseError]:
         read: dict[str, onnx.ModelProto | ParseError] = {}
         for name, graph in self.manifest.graphs.items():
-            if name in GRAPHS and self.is_regular(graph.file):  # others are refused unread
+            if name in KNOWN and self.is_regular(graph.file):  # others are refused unread
                 try:
                     read[name] = read_graph(self.folder / graph.file)
                 except ParseError as e:

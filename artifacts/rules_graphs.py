@@ -87,19 +87,23 @@ def _rows(case: Case) -> Iterator[Fault]:
     for name in needed:
         if name not in manifest.graphs:
             yield Fault(MANIFEST, f"graph {name} is missing; k is {manifest.k}")
+    if manifest.k and manifest.samples != ("verify_sampled" in manifest.graphs):
+        yield Fault(
+            MANIFEST, "only one of the graphs decode_sampled and verify_sampled is there"
+        )
     for name, graph in manifest.graphs.items():
-        if name not in needed:
+        if name not in manifest.graph_rows:
             yield Fault(
                 f"{MANIFEST}:{name}",
                 f"graph {name} is one too many; with k = {manifest.k} there are "
-                f"{', '.join(needed)}",
+                f"{', '.join(manifest.graph_rows)}",
             )
         else:
             yield from _rows_of(name, graph, manifest)
 
 
 def _rows_of(name: str, graph: Graph, manifest: Manifest) -> Iterator[Fault]:
-    rows = {"prefill": None, "decode": 1}.get(name, manifest.rows)
+    rows = manifest.graph_rows[name]
     if graph.rows != rows:
         yield Fault(f"{MANIFEST}:{name}", f"graph {name} has rows = {graph.rows}, not {rows}")
     if rows is None:
@@ -159,7 +163,7 @@ GRAPH_RULES = (
         explanation=(
             "verify and draft take k + 1 rows, decode takes one, and their shapes are fixed: "
             "a captured graph replays one shape. Without drafts (k = 0) there is neither "
-            "verify nor draft."
+            "verify nor draft. The graphs that sample come together or not at all."
         ),
         remedy="build the artifact again with the k you want",
         run=_rows,

@@ -14,7 +14,10 @@ from artifacts.weight_header import ITEM_BYTES
 
 __all__ = ["SIZES_RULE", "SPEC_RULES"]
 
-FORWARDS = {"target": ("prefill", "decode", "verify"), "head": ("prefill", "draft")}
+FORWARDS = {
+    "target": ("prefill", "decode", "verify", "decode_sampled", "verify_sampled"),
+    "head": ("prefill", "draft", "catch_up"),
+}
 """Owner of a state -> graphs that read and write it."""
 MAX_RANK = 8
 """Axes of a tensor; ONNX Runtime's kernels take no more."""
@@ -91,7 +94,7 @@ def _states(manifest: Manifest) -> Iterator[Fault]:
     for name, state in states(manifest).items():
         for graph in FORWARDS[state.owner]:
             if graph not in manifest.graphs:
-                continue  # another rule says so
+                continue  # absent, or another rule says so
             ports = manifest.graphs[graph]
             for kind, given in (("input", ports.inputs), ("output", ports.outputs)):
                 bound = [port for port in given if port.buffer == state.buffer]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,17 +28,16 @@ from artifacts import (
 )
 from artifacts.rules import check_artifact
 from artifacts.version import PRODUCER
-from export.decoder import build_target
 from export.errors import BuildError
-from export.head import build_head
+from export.graphs import make_graphs
 from export.options import BuildOptions
-from export.pipeline import DerivedGraph, derive, prepare
+from export.pipeline import DerivedGraph
 from export.ports import Layout
 from export.quantisers import pack_rtn
 from export.staging import stage
 from export.weight_file import StoredTensor, write_weights
-from passes.quantise import Pack, QuantisePass
-from passes.streamed import StreamedTensor, cast, from_array
+from passes.quantise import Pack
+from passes.streamed import StreamedTensor, from_array
 
 __all__ = ["Model", "Progress", "build"]
 
@@ -88,9 +88,17 @@ def build(
         ExportError: What cannot be built, or what a check found; nothing is left behind.
     """
     options = options.with_head_of(model.spec)
+    _refuse_small(options)
     layout = Layout(model.spec, options)
-    graphs = _graphs(model, options, layout, progress)
-    with stage(output, force=force) as folder:
+    graphs = make_graphs(
+        model.spec,
+        model.weights,
+        options,
+        layout=layout,
+        pack=model.pack,
+        on_pass=lambda what, done: progress(what, done, 0),
+    )
+    with stage(output, force=force) as folder, _told(output):
         weights = _write_weights(graphs, folder, progress)
         manifest = Manifest(
             producer=PRODUCER,
@@ -113,64 +121,34 @@ def build(
         if run_check:
             from runtime.check import check_run
 
-            progress("check run", 0, 1)
-            _require_clean(check_run(folder))
+            found = check_run(
+                folder,
+                prepack=False,  # a build must not need several times the weights' memory
+                progress=lambda what: progress(f"check run: {what}", 0, 0),
+            )
+            _require_clean(found)
     return manifest
 
 
-def _graphs(
-    model: Model, options: BuildOptions, layout: Layout, progress: Progress
-) -> Mapping[str, DerivedGraph]:
-    dtype, rows = options.dtype, options.cache_rows
-    target = build_target(model.spec, dtype=dtype, cache_rows=rows)
-    head = build_head(model.spec, dtype=dtype, cache_rows=rows) if options.k else None
-    for canonical in (target, head):
-        if canonical is not None:
-            _attach(canonical, model.weights)
-    used = {
-        name
-        for canonical in (target, head)
-        if canonical is not None
-        for name in canonical.graph.initializers
-    }
-    unused = [name for name in model.weights if name not in used and _wanted(name, options)]
-    if unused:
+def _refuse_small(options: BuildOptions) -> None:
+    least = options.rows + 2
+    if options.capacity < least:
         raise BuildError(
-            f"{len(unused)} weights of the source have no place in the graphs: "
-            + ", ".join(unused[:5])
+            f"a capacity of {options.capacity} leaves no room for a prompt and a step of "
+            f"{options.rows} rows; with k = {options.k} give at least {least}"
         )
-    pack = QuantisePass(model.pack)
-    for canonical in (target, head):
-        if canonical is not None:
-            prepare(canonical, options, pack)
-    done = 0
-
-    def on_pass(graph: str, name: str) -> None:
-        nonlocal done
-        done += 1
-        progress(f"{graph}: {name}", done, 0)
-
-    return derive(target, head, options, layout=layout, on_pass=on_pass)
 
 
-def _wanted(name: str, options: BuildOptions) -> bool:
-    return options.k > 0 or not name.startswith("head.")
-
-
-def _attach(model: ir.Model, weights: Mapping[str, StreamedTensor]) -> None:
-    """Give every open initializer of a canonical model its weight, in the graph's dtype."""
-    for name, value in model.graph.initializers.items():
-        if value.const_value is not None:
-            continue
-        assert value.shape is not None and value.dtype is not None
-        weight = weights.get(name)
-        if weight is None:
-            raise BuildError(f"weight {name!r} {value.shape} is not in the source")
-        if weight.shape != value.shape:
-            raise BuildError(
-                f"weight {name!r} is {weight.shape}, the graph takes {value.shape}"
-            )
-        value.const_value = cast(weight, value.dtype).renamed(name)
+@contextmanager
+def _told(output: Path) -> Iterator[None]:
+    """Tell what the system refuses in one sentence, as all else that stops a build."""
+    try:
+        yield
+    except OSError as e:
+        raise BuildError(
+            f"{output} cannot be written: {e.filename or 'a file of it'}: {e.strerror or e}. "
+            "Make room, or choose another place"
+        ) from e
 
 
 def _write_weights(

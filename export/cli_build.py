@@ -60,6 +60,13 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     help="Matrices as they are, or in four bits.",
 )
 @click.option(
+    "--kernels",
+    type=click.Choice(["stock", "own"]),
+    default="stock",
+    show_default=True,
+    help="ONNX Runtime's kernels alone, or with this project's (int4, CUDA, Hopper).",
+)
+@click.option(
     "--capacity",
     type=click.IntRange(2, 2**22),
     help=f"Tokens a sequence may hold. Default: what the model announces, "
@@ -71,6 +78,12 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     default=512,
     show_default=True,
     help="Rows of a prompt that are read at a time.",
+)
+@click.option(
+    "--sampling/--no-sampling",
+    default=True,
+    show_default=True,
+    help="Build the graphs that draw tokens, beside the greedy ones.",
 )
 @click.option("--force", is_flag=True, help="Replace an artifact that is there.")
 @click.option(
@@ -85,8 +98,10 @@ def build_command(
     target: str,
     dtype: str | None,
     weights: str,
+    kernels: str,
     capacity: int | None,
     prefill_rows: int,
+    sampling: bool,
     force: bool,
     no_check: bool,
     as_json: bool,
@@ -113,7 +128,8 @@ def build_command(
         k=k,
         capacity=capacity or DEFAULT_CAPACITY,
         prefill_rows=prefill_rows,
-        target=_target(target, dtype, weights, k),
+        target=_target(target, dtype, weights, kernels, k),
+        sampling=sampling,
     )
     try:
         with shown_progress(quiet=as_json) as progress:
@@ -145,7 +161,7 @@ def build_command(
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def _target(provider: str, dtype: str | None, weights: str, k: int) -> Target:
+def _target(provider: str, dtype: str | None, weights: str, kernels: str, k: int) -> Target:
     """The target of the options; raises `click.UsageError` for one that cannot be."""
     if provider == "cpu" and dtype not in (None, "fp32"):
         raise click.UsageError(
@@ -159,8 +175,10 @@ def _target(provider: str, dtype: str | None, weights: str, k: int) -> Target:
             f"--k {k} is too many for CUDA: its kernels keep the states of {MAX_WINDOW} rows, "
             f"so k is at most {MAX_WINDOW - 1}"
         )
+    if kernels == "own" and (provider, weights) != ("cuda", "int4"):
+        raise click.UsageError("--kernels own needs --target cuda and --weights int4")
     chosen = dtype or ("fp32" if provider == "cpu" else "fp16")
-    return Target(provider, DTYPES[chosen], weights)
+    return Target(provider, DTYPES[chosen], weights, kernels)
 
 
 def _model(source: Path | None, size: str | None) -> Model:
@@ -172,7 +190,16 @@ def _model(source: Path | None, size: str | None) -> Model:
 
 def _runs_here(provider: str) -> bool:
     """Whether an artifact for `provider` can be run on this machine."""
-    return provider == "cpu"
+    if provider == "cpu":
+        return True
+    from runtime.cuda_driver import CudaDriver
+    from runtime.errors import DeviceError
+
+    try:
+        CudaDriver().close()
+    except DeviceError:
+        return False
+    return True
 
 
 def summary(manifest: Manifest) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -28,6 +28,8 @@ class BuildOptions:
     prefill_rows: int
     """Most rows of one prefill chunk."""
     target: Target
+    sampling: bool = True
+    """Whether to build the graphs that sample, beside the greedy ones."""
 
     @property
     def rows(self) -> int:
@@ -45,6 +47,11 @@ class BuildOptions:
         return self.target.provider == "cuda"
 
     @property
+    def own_kernels(self) -> bool:
+        """Whether this project's operators take the place of stock ones."""
+        return self.target.kernels == "own"
+
+    @property
     def dtype(self) -> ir.DataType:
         """T, the type of activations and caches."""
         return DTYPES[self.target.dtype]
@@ -53,9 +60,4 @@ class BuildOptions:
         """These options for a model that may have no head: then k is 0."""
         if spec.head is not None or self.k == 0:
             return self
-        return BuildOptions(
-            k=0,
-            capacity=self.capacity,
-            prefill_rows=self.prefill_rows,
-            target=self.target,
-        )
+        return replace(self, k=0)

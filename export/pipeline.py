@@ -20,25 +20,34 @@ from export.options import BuildOptions
 from export.ports import Layout
 from passes.accept import AcceptPass, GreedyTailPass
 from passes.alias_order import AliasOrderPass
+from passes.caches_only import CachesOnlyPass
 from passes.causal_padding import CausalPaddingPass
 from passes.draft import DraftPass
 from passes.fuse_gates import FuseGatesPass
+from passes.fuse_gdn import FuseGdnPass
 from passes.fuse_qk_norm import FuseQkNormPass
 from passes.hoist_casts import HoistCastsPass
 from passes.inline_single_trip import InlineSingleTripPass
 from passes.join_head import JoinHeadPass
-from passes.join_states import JoinConvStatesPass
+from passes.join_states import CommitConvStatesPass, JoinConvStatesPass
 from passes.last_row import LastRowPass
 from passes.merge_projections import MergeProjectionsPass
+from passes.own_kernels import OwnMatricesPass
 from passes.pin_shapes import PinShapesPass
 from passes.quantise import QuantisePass
 from passes.row_states import KeepRowStatesPass
+from passes.sample import SamplePass
 from passes.state_window import StateWindowPass
 from passes.straight_line import StraightLinePass
 
 __all__ = ["DerivedGraph", "derive", "prepare"]
 
 Passes = Sequence[PassBase]
+
+OF_HEAD = ("draft", "catch_up")
+"""Graphs that are made of the head; the others are made of the target."""
+OPEN = ("prefill", "catch_up")
+"""Graphs of any number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +79,9 @@ def derive(
         layout: Where the graphs' inputs and outputs will lie.
         on_pass: Told of each graph and pass before it runs.
     """
-    rows = {"prefill": None, "decode": 1, "verify": options.rows, "draft": options.rows}
     graphs = {}
     for name, passes in _table(head, options).items():
-        source = head if name == "draft" else target
+        source = head if name in OF_HEAD else target
         assert source is not None
         model = source.clone()
         records = []
@@ -85,20 +93,29 @@ def derive(
         model.graph.name = name
         inputs = tuple(layout.port(name, value) for value in model.graph.inputs)
         outputs = tuple(layout.port(name, value) for value in model.graph.outputs)
-        graphs[name] = DerivedGraph(model, rows[name], inputs, outputs, tuple(records))
+        rows = None if name in OPEN else 1 if name.startswith("decode") else options.rows
+        graphs[name] = DerivedGraph(model, rows, inputs, outputs, tuple(records))
         for proof in _proofs(graphs[name], options):
             on_pass(name, type(proof).__name__)
             proof(model)
     return graphs
 
 
-def prepare(canonical: ir.Model, options: BuildOptions, pack: QuantisePass) -> None:
-    """Lower a canonical model in place, before graphs are derived from it."""
+def prepare(
+    canonical: ir.Model, options: BuildOptions, pack: QuantisePass, own: OwnMatricesPass
+) -> None:
+    """Lower a canonical model in place, before graphs are derived from it.
+
+    `pack` and `own` are shared by target and head, as their weights are.
+    """
     passes: list[PassBase] = []
     if options.on_cuda:
-        passes += [MergeProjectionsPass(most=MOST_MERGED), HoistCastsPass()]
+        apart = ".mlp." if options.own_kernels else None  # that pair becomes one by itself
+        passes += [MergeProjectionsPass(MOST_MERGED, apart), HoistCastsPass()]
     if options.target.weights == "int4":
         passes.append(pack)
+    if options.own_kernels:
+        passes.append(own)
     for step in passes:
         step(canonical)
 
@@ -123,18 +140,17 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
     """The passes of each graph, in order, for the target of `options`."""
     m, cache, cuda = options.rows, {"C": options.cache_rows}, options.on_cuda
     lower: Passes = [FuseQkNormPass(), FuseGatesPass()] if cuda else []
+    # without a verify there is no memory that a decode could write its states aside to
+    gdn: Passes = [FuseGdnPass()] if options.own_kernels and options.k else []
     join: Passes = [] if head is None or not options.k else [JoinHeadPass(head)]
     states: Passes = [JoinConvStatesPass()] if cuda else []
     keep = StateWindowPass(m) if cuda else KeepRowStatesPass(m)
     prefill = [*join, LastRowPass(), GreedyTailPass(), PinShapesPass(cache), *states]
+    decode = [PinShapesPass({"S": 1} | cache), InlineSingleTripPass(strict=True)]
+    decoded = [*lower, *gdn, *([CommitConvStatesPass(m)] if gdn else [])]
     table: dict[str, Passes] = {
         "prefill": [*prefill, *lower],
-        "decode": [
-            PinShapesPass({"S": 1} | cache),
-            InlineSingleTripPass(strict=True),
-            GreedyTailPass(),
-            *lower,
-        ],
+        "decode": [*decode, GreedyTailPass(), *decoded],
     }
     if options.k:
         verify = [
@@ -143,8 +159,13 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
             keep,
             AcceptPass(m, together=cuda),
         ]
-        table["verify"] = [*verify, *lower]
+        table["verify"] = [*verify, *lower, *gdn]
         table["draft"] = [DraftPass(options.k), PinShapesPass(cache), *lower]
+        table["catch_up"] = [CachesOnlyPass(), PinShapesPass(cache), *lower]
+    if options.sampling:
+        table["decode_sampled"] = [*decode, GreedyTailPass(), SamplePass(), *decoded]
+    if options.sampling and options.k:
+        table["verify_sampled"] = [*verify, SamplePass(), *lower, *gdn]
     return table
 
 

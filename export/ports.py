@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from artifacts import Buffer, LayerKind, ModelSpec, Port
+from artifacts.buffers import catch_up_buffers, sample_buffers
 from export.options import BuildOptions
 
 __all__ = ["Layout"]
@@ -32,6 +33,8 @@ SHARED = {
     "result": "result",
 }
 """Port name -> buffer, where the two differ by graph neither by layer nor by owner."""
+CATCH_UP = {"hidden": "catch_up.hidden", "past_length": "catch_up.length"}
+"""Ports of the graph catch_up whose buffers are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +122,13 @@ def _state_shape(spec: ModelSpec, kind: str) -> tuple[int, ...]:
 def _buffer(graph: str, name: str) -> str:
     if graph == "prefill" and name == "input_ids":
         return "prompt_ids"
+    if graph == "catch_up" and name in CATCH_UP:
+        return CATCH_UP[name]
+    if name.startswith("sample."):
+        return name
     if name in SHARED:
         return SHARED[name]
-    owner = "head" if graph == "draft" or name.startswith("head.") else "target"
+    owner = "head" if graph in ("draft", "catch_up") or name.startswith("head.") else "target"
     state, _, rest = name.removeprefix("head.").partition(".")
     if state not in ("past", "present"):
         raise ValueError(f"{graph} has a port {name!r} that no buffer is known for")
@@ -145,4 +152,7 @@ def _shared_buffers(spec: ModelSpec, options: BuildOptions) -> dict[str, Buffer]
     if options.k:
         made["draft_count"] = Buffer("int32", (1,))
         made["prompt_next"] = Buffer("int64", (1, options.prefill_rows))
+        made |= catch_up_buffers(options.prefill_rows, spec.hidden_size, dtype)
+    if options.sampling:
+        made |= sample_buffers(m, spec.vocab_size)
     return made

@@ -10,6 +10,7 @@ from onnxscript import GraphBuilder
 
 from passes.contrib import DOMAIN
 from passes.counted import CountedPass, input_named, output_named
+from passes.own_kernels import OWN_DOMAIN
 
 __all__ = ["CausalPaddingPass"]
 
@@ -218,6 +219,7 @@ _RULES: dict[tuple[str, str], Rule] = {
     (DOMAIN, "GatedRMSNorm"): _normalised,
     (DOMAIN, "LinearAttentionGate"): _elementwise,
     (DOMAIN, "MatMulNBits"): _matmul,
+    (OWN_DOMAIN, "MatMulW4"): _matmul,
     (DOMAIN, "QuickGelu"): _elementwise,
     (DOMAIN, "SkipSimplifiedLayerNormalization"): _normalised,
     **{(DOMAIN, name): _causal for name in CAUSAL},

@@ -101,6 +101,7 @@ _RULES: dict[str, Rule] = {
     "LinearAttention": _linear_attention,
     "LinearAttentionGate": _like((0, 0), (1, 3)),
     "MatMulNBits": _matmul_nbits,
+    "MatMulW4": _matmul_nbits,
     "QuickGelu": _like((0, 0)),
     "SkipSimplifiedLayerNormalization": _like((0, 0), (3, 0)),
 }

@@ -25,6 +25,7 @@ STATEFUL = {
     ("com.microsoft", "GroupQueryAttention"): frozenset({(3, 1), (4, 2)}),
     ("com.microsoft", "LinearAttention"): frozenset({(3, 1)}),
     ("com.microsoft", "CausalConvWithState"): frozenset({(3, 1)}),
+    ("onnx_mtp", "GdnRows"): frozenset({(6, 2)}),
 }
 """(domain, op) -> (input, output) that may share memory. Attention appends to a shared cache;
 each thread of the linear attention reads its part of the state before it writes it."""

@@ -26,11 +26,15 @@ class MergeProjectionsPass(CountedPass):
     left alone. The merged weight is streamed: rows of the one, then rows of the other.
 
     Weights that other nodes read too (a tied embedding) are not merged.
+
+    Args:
+        most: Rows from which on a matrix is left.
+        apart: Part of the names of weights that are left whatever their size.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, apart: str | None = None) -> None:
         super().__init__()
-        self.most = most
+        self.most, self.apart = most, apart
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
@@ -51,6 +55,8 @@ class MergeProjectionsPass(CountedPass):
         if weight is None or not isinstance(weight.const_value, StreamedTensor):
             return False
         rows = weight.const_value.shape[0]
+        if self.apart is not None and self.apart in (weight.name or ""):
+            return False
         alone = len(weight.uses()) == 1 and not node.outputs[0].is_graph_output()
         return alone and isinstance(rows, int) and rows < self.most
 

@@ -204,7 +204,7 @@ def _mtp(
     greedy: float,
     options: BenchOptions,
 ) -> MtpFigures:
-    head: Proposer = HeadProposer(loaded.slots["draft"], loaded.manifest.k)
+    head: Proposer = HeadProposer(loaded)
     if options.acceptance is not None:
         head = ForcedProposer(
             head,

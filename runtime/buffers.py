@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -18,7 +18,7 @@ import numpy as np
 from artifacts import Buffer
 from runtime.errors import LoadError, SlotError
 
-__all__ = ["Array", "Buffers", "CpuBuffers", "numpy_dtype"]
+__all__ = ["Array", "Buffers", "Checkpoint", "CpuBuffers", "numpy_dtype"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,8 +38,21 @@ COPIES = 7
 """Copies of which `copy_bandwidth` takes the median."""
 
 
+class Checkpoint(Protocol):
+    """What some buffers held at a moment, kept on their own device."""
+
+    def restore(self) -> None:
+        """Give the buffers those values again; may be repeated."""
+
+    def close(self) -> None:
+        """Give the memory back; a later `restore` raises `SlotError`."""
+
+
 class Buffers(Protocol):
     """Named memory on some device."""
+
+    holder: object | None
+    """Whose sequence they hold; None after a `reset`, until somebody feeds one again."""
 
     def declared(self, name: str) -> Buffer:
         """Type and shape of the buffer; raises `SlotError` where there is none."""
@@ -56,6 +69,9 @@ class Buffers(Protocol):
     def reset(self) -> None:
         """Make all as before the first prompt: states zero, nothing committed."""
 
+    def checkpoint(self, names: Collection[str]) -> Checkpoint:
+        """Copy some buffers as they are now."""
+
     def copy_bandwidth(self, size: int) -> float:
         """Bytes per second, read and written, of copying `size` bytes within this memory."""
 
@@ -67,6 +83,7 @@ class CpuBuffers:
     """`Buffers` in the host's memory."""
 
     def __init__(self, declared: Mapping[str, Buffer]) -> None:
+        self.holder: object | None = None
         self._declared = dict(declared)
         self._arrays = {name: _allocate(name, buffer) for name, buffer in declared.items()}
 
@@ -104,9 +121,14 @@ class CpuBuffers:
 
     def reset(self) -> None:
         """Make all as before the first prompt: states zero, nothing committed."""
+        self.holder = None
         for name, array in self._arrays.items():
             if not name.endswith(CACHES):
                 array[...] = 0
+
+    def checkpoint(self, names: Collection[str]) -> Checkpoint:
+        """Copy some buffers as they are now."""
+        return _CpuCheckpoint(self, {name: self.read(name) for name in names})
 
     def copy_bandwidth(self, size: int) -> float:
         """Bytes per second, read and written, of copying `size` bytes in memory."""
@@ -130,6 +152,25 @@ class CpuBuffers:
                 f"{list(shape)} from element {offset} on does not fit"
             )
         return array.reshape(-1)[offset : offset + size].reshape(shape)
+
+
+class _CpuCheckpoint:
+    """`Checkpoint` in the host's memory."""
+
+    def __init__(self, buffers: CpuBuffers, values: dict[str, Array]) -> None:
+        self._buffers = buffers
+        self._values: dict[str, Array] | None = values
+
+    def restore(self) -> None:
+        """Give the buffers those values again; may be repeated."""
+        if self._values is None:
+            raise SlotError("the checkpoint is closed. Prefill from the start")
+        for name, values in self._values.items():
+            self._buffers.write(name, values)
+
+    def close(self) -> None:
+        """Give the memory back; a later `restore` raises `SlotError`."""
+        self._values = None
 
 
 def _allocate(name: str, buffer: Buffer) -> Array:

@@ -7,6 +7,8 @@ run.prefill     a prompt in chunks equals the prompt in one piece
 run.rows        verify equals decode, at every accepted count, with poisoned padding
 run.lossless    tokens with drafts are those of plain decoding
 run.acceptance  the head's drafts are ever accepted
+run.catch_up    the head's cache misses nothing after steps without drafts
+run.sampling    a seed gives the same tokens with drafts; one choice is greedy decoding
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 
 from artifacts import Finding, ParseError, Severity
 from runtime.check_lossless import compare_with_greedy
+from runtime.check_optional import PLAIN_STEPS, check_catch_up, check_sampling
 from runtime.check_rows import check_rows
 from runtime.committed import cache_rows, states_of
 from runtime.decode import Decoder
@@ -47,16 +50,22 @@ Progress = Callable[[str], None]
 
 
 def check_run(
-    folder: Path, *, threads: int = 0, progress: Progress | None = None
+    folder: Path,
+    *,
+    threads: int = 0,
+    prepack: bool | None = None,
+    progress: Progress | None = None,
 ) -> list[Finding]:
     """Run an artifact's graphs and report what is wrong, worst first.
+
+    `threads` and `prepack` are those of `load`.
 
     Never raises for what is wrong with the artifact: that is a finding.
     """
     tell = progress or (lambda _: None)
     try:
         tell("loading")
-        loaded = load(folder, threads=threads)
+        loaded = load(folder, threads=threads, prepack=prepack)
         tokenizer = Tokenizer.of(folder, loaded.manifest)
     except (ParseError, RunError) as e:
         return [_error("run.load", folder.name, str(e), "do what the message says")]
@@ -89,6 +98,7 @@ def _run_all(loaded: Loaded, prompts: list[list[int]], tell: Progress) -> Iterat
             tell("verify against decode")
             yield from check_rows(decoder, prompts[0][: m.capacity - m.rows - 1])
             yield from _check_lossless(decoder, prompts, tell)
+        yield from _check_optional(decoder, prompts[0], tell)
     except FiniteError as e:
         yield _error("run.finite", place, str(e), "check the weights and rebuild")
     except RunError as e:
@@ -157,6 +167,17 @@ def _check_prefill(decoder: Decoder, prompt: list[int]) -> Iterator[Finding]:
                     f"{apart:.2g} from that in chunks of {sizes[0]} (allowed {limit:g})",
                     "the prefill graph loses state between chunks; build the artifact again",
                 )
+
+
+def _check_optional(decoder: Decoder, prompt: list[int], tell: Progress) -> Iterator[Finding]:
+    m = decoder.manifest
+    room = m.capacity - len(prompt) - 1
+    if "catch_up" in m.graphs and room > PLAIN_STEPS + m.rows:
+        tell("the head after steps without drafts")
+        yield from check_catch_up(decoder, prompt)
+    if m.samples:
+        tell("sampling")
+        yield from check_sampling(decoder, prompt, min(COUNT, room))
 
 
 def _check_lossless(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from runtime.decode import Decoder
 from runtime.measure import TOLERANCE, gap
 
-__all__ = ["Comparison", "Difference", "compare_with_greedy"]
+__all__ = ["Comparison", "Difference", "compare_with_greedy", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def compare_with_greedy(decoder: Decoder, prompt: Sequence[int], count: int) -> 
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(greedy))
         at += same
         if at < len(tokens):
-            found = _explain(decoder, prompt, tokens, at, greedy[same])
+            found = explain(decoder, prompt, tokens, at, greedy[same])
             if found.gap <= limit:
                 ties.append(found)
             else:
@@ -80,7 +80,7 @@ def _generate(decoder: Decoder, ids: Sequence[int], count: int, k: int) -> list[
     return [token for step in steps for token in step.tokens]
 
 
-def _explain(
+def explain(
     decoder: Decoder, prompt: Sequence[int], tokens: list[int], at: int, greedy: int
 ) -> Difference:
     """Run the tokens before the difference again and look at both candidates' logits."""

@@ -6,8 +6,10 @@ import click
 
 from artifacts.version import __version__
 from runtime.cli_bench import bench_command
+from runtime.cli_chat import chat_command
 from runtime.cli_check import check_command
 from runtime.cli_generate import generate_command
+from runtime.cli_serve import serve_command
 
 __all__ = ["main"]
 
@@ -20,11 +22,15 @@ def main() -> None:
     \b
     Examples:
       mtp-run generate qwen-mtp --prompt "def main():"
+      mtp-run chat qwen-mtp
+      mtp-run serve qwen-mtp
       mtp-run check qwen-mtp
       mtp-run bench qwen-mtp
     """
 
 
 main.add_command(generate_command)
+main.add_command(chat_command)
+main.add_command(serve_command)
 main.add_command(bench_command)
 main.add_command(check_command)

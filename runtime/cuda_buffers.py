@@ -17,6 +17,7 @@ import numpy as np
 
 from artifacts import Buffer
 from runtime.buffers import CACHES, COPIES, Array, numpy_dtype
+from runtime.cuda_checkpoint import CudaCheckpoint
 from runtime.cuda_driver import ON_DEVICE, TO_DEVICE, TO_HOST, CudaDriver
 from runtime.errors import SlotError
 
@@ -46,6 +47,7 @@ class CudaBuffers:
         Raises:
             DeviceError: The device has too little memory.
         """
+        self.holder: object | None = None
         self._declared = dict(declared)
         self._driver = driver
         self._host_only = frozenset(host_only)
@@ -129,6 +131,7 @@ class CudaBuffers:
 
     def reset(self) -> None:
         """Make all as before the first prompt: states zero, nothing committed."""
+        self.holder = None
         self._sent.clear()
         for name in self._declared:
             if not name.endswith(CACHES):
@@ -156,6 +159,16 @@ class CudaBuffers:
             self._synchronize()
             for copy in saved.values():
                 self._driver.free(copy)
+
+    def checkpoint(self, names: Collection[str]) -> CudaCheckpoint:
+        """Copy some buffers as they are now, on the device.
+
+        Raises:
+            DeviceError: There is no room for a second copy of them.
+        """
+        return CudaCheckpoint(
+            self._driver, {name: (self.address(name), self.size(name)) for name in names}
+        )
 
     def copy_bandwidth(self, size: int) -> float:
         """Bytes per second, read and written, of copying `size` bytes on the device."""

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from artifacts import Graph, Manifest
+from artifacts.manifest import OPTIONAL_GRAPHS
 from runtime.cuda_buffers import CudaBuffers
 from runtime.cuda_driver import INSTALL, CudaDriver
 from runtime.cuda_prefill import OpenCudaSlot
@@ -33,6 +34,8 @@ from runtime.cuda_weights import CudaWeights
 from runtime.device_memory import DeviceMemory
 from runtime.environment import SETTINGS, apply_settings
 from runtime.errors import LoadError
+from runtime.kernels.cache import kernel_library
+from runtime.late_slot import LateSlot
 from runtime.session import Placement, Session, SessionOptions, require_provider
 from runtime.slots import Slot
 
@@ -40,7 +43,7 @@ __all__ = ["MIN_CAPACITY", "load_cuda"]
 
 logger = logging.getLogger(__name__)
 
-CAPTURED = ("decode", "verify", "draft")
+CAPTURED = ("decode", "verify", "draft", "decode_sampled", "verify_sampled")
 """Graphs of fixed shapes, one slot each; a prefill has rows to choose."""
 MIN_CAPACITY = 3
 """A capture runs a graph three times from one committed row on."""
@@ -82,6 +85,7 @@ def load_cuda(
     Raises:
         LoadError: Manifest, graphs and weights do not go together.
         DeviceError: The device, its libraries or its memory are missing.
+        KernelError: The artifact needs this project's kernels, which cannot be built here.
     """
     if manifest.capacity < MIN_CAPACITY:
         raise LoadError(
@@ -92,6 +96,8 @@ def load_cuda(
     apply_settings(SETTINGS)
     driver = CudaDriver()
     closing.callback(driver.close)
+    own = manifest.target.kernels == "own"
+    libraries = (kernel_library(progress),) if own else ()
     weights = _weights(folder, manifest, driver, progress)
     closing.callback(weights.close)
     written = {port.buffer for graph in manifest.graphs.values() for port in graph.outputs}
@@ -104,9 +110,15 @@ def load_cuda(
     slots: dict[str, Slot] = {}
     closing.callback(_close_slots, slots)
     for name, graph in manifest.graphs.items():
-        progress(name)
-        opened = partial(_open, folder / graph.file, options, driver, weights.values)
-        slots[name] = _slot(name, graph, opened, buffers, driver)
+        opened = partial(
+            _open, folder / graph.file, options, driver, weights.values, libraries
+        )
+        make = partial(_slot, name, graph, opened, buffers, driver)
+        if name in OPTIONAL_GRAPHS:
+            slots[name] = LateSlot(name, partial(_late, make, buffers))
+        else:
+            progress(name)
+            slots[name] = make()
     _capture(slots, buffers, progress)
     memory = DeviceMemory(
         device=driver.name(),
@@ -140,6 +152,7 @@ def _open(
     options: SessionOptions,
     driver: CudaDriver,
     initializers: Mapping[str, Any],
+    libraries: tuple[Path, ...],
     capture: bool,
 ) -> Session:
     placement = Placement(
@@ -151,6 +164,7 @@ def _open(
         initializers=initializers,
         run=RUN,
         eager=EAGER,
+        libraries=libraries,
     )
     session = Session(path, "cuda", options, placement, hint=INSTALL)
     strays = set(session.on_host()) - ON_HOST
@@ -174,8 +188,17 @@ def _slot(
     return OpenCudaSlot(name, graph, opened(False), buffers, driver)
 
 
+def _late(make: Callable[[], Slot], buffers: CudaBuffers) -> Slot:
+    """A slot made when it is first needed; one that is captured clears the buffers."""
+    slot = make()
+    _capture({slot.name: slot}, buffers, lambda _: None)
+    return slot
+
+
 def _capture(slots: Mapping[str, Slot], buffers: CudaBuffers, progress: Progress) -> None:
     """Capture all slots on a state with one committed row, then clear it."""
+    if not any(isinstance(slot, CudaSlot) for slot in slots.values()):
+        return
     buffers.reset()
     buffers.write("length", np.array([1], np.int32))
     for name, slot in slots.items():

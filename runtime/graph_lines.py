@@ -12,6 +12,8 @@ LABELS = {
     "decode": "cuda_graph",
     "verify": "cuda_graph_verify",
     "draft": "cuda_graph_draft",
+    "decode_sampled": "cuda_graph_sampled",
+    "verify_sampled": "cuda_graph_verify_sampled",
 }
 """Graph -> what its line is called."""
 

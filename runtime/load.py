@@ -8,14 +8,16 @@ import os
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from artifacts import Buffer, Manifest
 from artifacts.buffers import contract_buffers
-from artifacts.manifest import GRAPHS
+from artifacts.manifest import GRAPHS, OPTIONAL_GRAPHS
 from runtime.buffers import Buffers, CpuBuffers
 from runtime.device_memory import DeviceMemory
 from runtime.errors import LoadError
+from runtime.late_slot import LateSlot
 from runtime.session import Session, SessionOptions, require_provider
 from runtime.slots import GraphSlot, Slot
 
@@ -62,7 +64,7 @@ def load(
     prepack: bool | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Loaded:
-    """Check the files of an artifact and load all its graphs.
+    """Check the files of an artifact and load its graphs; optional ones at their first run.
 
     Args:
         folder: Holds ``manifest.json``.
@@ -116,11 +118,24 @@ def _load_cpu(
     buffers = CpuBuffers(manifest.buffers)
     closing.callback(buffers.close)
     slots: dict[str, Slot] = {}
-    for name, graph in manifest.graphs.items():
-        tell(name)
-        options = SessionOptions(threads=threads, prepack=name in packed)
-        session = Session(folder / graph.file, manifest.target.provider, options)
-        slots[name] = GraphSlot(name, graph, session, buffers)
+
+    def made(name: str) -> Slot:
+        graph = manifest.graphs[name]
+        path = folder / graph.file
+        if name in OPTIONAL_GRAPHS:  # loaded late, so it may have changed since
+            check_file(path, graph.sha256, limit=MAX_GRAPH_BYTES)
+        # of large weights no third copy is made: verify alone, sampled, stays mapped
+        prepack = name in packed or (name in OPTIONAL_GRAPHS and packed == GRAPHS)
+        options = SessionOptions(threads=threads, prepack=prepack)
+        session = Session(path, manifest.target.provider, options)
+        return GraphSlot(name, graph, session, buffers)
+
+    for name in manifest.graphs:
+        if name in OPTIONAL_GRAPHS:
+            slots[name] = LateSlot(name, partial(made, name))
+        else:
+            tell(name)
+            slots[name] = made(name)
         closing.callback(slots[name].close)
     return buffers, slots
 
@@ -167,10 +182,15 @@ def check_manifest(manifest: Manifest) -> None:
     """
     m, names = manifest, set(manifest.graphs)
     needed = {"prefill", "decode"} | ({"verify", "draft"} if m.k else set())
-    if names != needed:
+    if not needed <= names <= m.graph_rows.keys():
         raise LoadError(
             f"manifest.json: an artifact with k = {m.k} has the graphs "
             f"{', '.join(sorted(needed))}; this one has {', '.join(sorted(names))}"
+        )
+    if m.k and m.samples != ("verify_sampled" in names):
+        raise LoadError(
+            "manifest.json: only one of the graphs decode_sampled and verify_sampled is "
+            "there. Build the artifact again"
         )
     if m.cache_rows < m.capacity + m.rows:
         raise LoadError(
@@ -191,7 +211,7 @@ def check_manifest(manifest: Manifest) -> None:
                     f"manifest.json: the port {port.name!r} of the {name} graph is bound to "
                     f"{port.buffer!r}, and there is no such buffer. Build the artifact again"
                 )
-        rows = {"prefill": None, "decode": 1}.get(name, m.rows)
+        rows = m.graph_rows[name]
         if graph.rows != rows:
             raise LoadError(
                 f"manifest.json: the {name} graph has {graph.rows} rows; it must have "

@@ -7,10 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from runtime.answer import Answer
+from runtime.cost import DraftPolicy
 from runtime.decode import Decoder
+from runtime.graph_lines import graph_lines
+from runtime.sampling import SamplingOptions
 from runtime.state import Finish
 
-__all__ = ["ENDINGS", "figures", "generation_json", "print_figures"]
+__all__ = ["ENDINGS", "figures", "generation_json", "print_figures", "turn_json"]
 
 INTERRUPTED = "interrupted"
 
@@ -29,14 +33,28 @@ def figures(decoder: Decoder, k: int, finish: Finish | None) -> list[tuple[str, 
     seconds = {name: spent for name, spent in stats.seconds.items() if spent}
     rows = [
         ("ended", ENDINGS[finish]),
-        ("prompt", f"{stats.prompt_tokens} tokens in {stats.seconds['prefill']:.3f} s"),
+        ("prompt", _prompt(decoder)),
         ("output", _output(decoder)),
         ("target forwards", _forwards(decoder)),
     ]
+    if decoder.sampling is not None:
+        rows.append(("sampling", _sampling(decoder.sampling)))
     if k:
         rows.append(("drafts accepted", _acceptance(stats.positions)))
+    if len(stats.proposers) > 1:
+        rows.append(("drafts by source", _proposers(stats.proposers)))
+    if decoder.policy is not None and decoder.policy.measured:
+        rows.append(("drafting", _policy(decoder.policy)))
     spent = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
-    return [*rows, ("time", spent or "none"), ("graphs", _slots(decoder))]
+    lines = (line.partition(": ") for line in graph_lines(decoder.loaded.slots))
+    captured = [(label, counters) for label, _, counters in lines]
+    return [*rows, ("time", spent or "none"), ("graphs", _slots(decoder)), *captured]
+
+
+def _prompt(decoder: Decoder) -> str:
+    stats = decoder.stats
+    held = f", {stats.reused} of them held already" if stats.reused else ""
+    return f"{stats.prompt_tokens} tokens{held} in {stats.seconds['prefill']:.3f} s"
 
 
 def _output(decoder: Decoder) -> str:
@@ -59,6 +77,32 @@ def _acceptance(positions: list[list[int]]) -> str:
         if tried
     ]
     return ", ".join(shares) or "none was made"
+
+
+def _sampling(options: SamplingOptions) -> str:
+    """Those options that change something, and the seed."""
+    plain = SamplingOptions()
+    shown = [
+        f"{name.replace('_', ' ')} {value:g}"
+        for name, value in options.to_json().items()
+        if name == "temperature" or (name != "seed" and value != getattr(plain, name))
+    ]
+    return ", ".join([*shown, f"seed {options.seed}"])
+
+
+def _proposers(proposers: dict[str, list[int]]) -> str:
+    return ", ".join(
+        f"{source} {accepted}/{drafted} in {steps} steps"
+        for source, (steps, drafted, accepted) in proposers.items()
+    )
+
+
+def _policy(policy: DraftPolicy) -> str:
+    """The measured times, and how many tokens a step with drafts must yield to pay."""
+    costs = policy.costs
+    times = ", ".join(f"{name} {1000 * s:.2f} ms" for name, s in costs.to_json().items())
+    needed = costs.of("head") / costs.decode
+    return f"{times}; pays from {needed:.2f} tokens a step on"
 
 
 def _slots(decoder: Decoder) -> str:
@@ -96,6 +140,7 @@ def generation_json(
     decoder: Decoder, *, k: int, ids: list[int], text: str | None, finish: Finish | None
 ) -> dict[str, Any]:
     """A generation as plain JSON values."""
+    policy = decoder.policy
     return {
         "artifact": decoder.loaded.folder.name,
         "k": k,
@@ -103,8 +148,18 @@ def generation_json(
         "text": text,
         "finish": INTERRUPTED if finish is None else str(finish),
         "stats": decoder.stats.to_json(),
+        "sampling": None if decoder.sampling is None else decoder.sampling.to_json(),
+        "drafting": policy.to_json() if policy is not None and policy.measured else None,
         "slots": {
             name: {"state": str(slot.state), **slot.counters.to_json()}
             for name, slot in decoder.loaded.slots.items()
         },
     }
+
+
+def turn_json(decoder: Decoder, answer: Answer, *, k: int) -> dict[str, Any]:
+    """A turn of a conversation as plain JSON values."""
+    values = generation_json(
+        decoder, k=k, ids=answer.ids, text=answer.text, finish=answer.finish
+    )
+    return {key: values[key] for key in ("text", "ids", "finish", "stats")}

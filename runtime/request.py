@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from artifacts import Manifest
 from runtime.errors import RequestError
 
-__all__ = ["check_prompt", "drafts_of"]
+__all__ = ["AUTO", "Drafts", "check_prompt", "drafts_of"]
+
+AUTO: Literal["auto"] = "auto"
+"""Drafts a step: as it pays, step by step."""
+Drafts = int | Literal["auto"] | None
+"""How many drafts a step may have; None for what the artifact is built for."""
 
 
-def drafts_of(manifest: Manifest, k: int | None) -> int:
-    """Drafts a step: `k`, or what the artifact is built for; raises `RequestError`."""
-    if k is None:
+def drafts_of(manifest: Manifest, k: Drafts) -> int:
+    """Most drafts a step: `k`, or what the artifact is built for; raises `RequestError`."""
+    if k is None or k == AUTO:
         return manifest.k
     if not 0 <= k <= manifest.k:
         raise RequestError(

@@ -87,6 +87,8 @@ class Placement:
     """Configuration of every run."""
     eager: Mapping[str, str] = field(default_factory=dict)
     """What differs in a run that neither captures nor replays."""
+    libraries: tuple[Path, ...] = ()
+    """Of operators that are not ONNX Runtime's own."""
 
 
 class Session:
@@ -123,6 +125,8 @@ class Session:
         for name, value in placement.initializers.items():
             native_options.add_initializer(name, value)
         try:
+            for library in placement.libraries:
+                native_options.register_custom_ops_library(str(library))
             self._session = onnxruntime.InferenceSession(
                 path,
                 sess_options=native_options,

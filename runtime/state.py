@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from runtime.logprobs import TokenLogprob
+
 __all__ = ["Finish", "Sequence", "Step"]
 
 
@@ -31,6 +33,8 @@ class Step:
     """Of these, how many stood; more than were emitted where a stop token cut them."""
     finish: Finish | None
     """Why the generation ended with this step, or None where it goes on."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of each of the tokens, where they were asked for."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +55,18 @@ class Sequence:
     most: int | None
     """Tokens to emit; None for no limit."""
     emitted: list[int] = field(default_factory=list)
+    last: tuple[int, ...] = ()
+    """The tokens after the rows that the last forward committed; the last rows of the
+    caches."""
+    cut: tuple[int, ...] = ()
+    """Tokens of the last forward after the one that ended the sequence: never emitted, but the
+    caches may hold them."""
     finish: Finish | None = None
+
+    @property
+    def fed(self) -> tuple[int, ...]:
+        """The tokens that the caches hold, `length` of them."""
+        return (*self.prompt, *self.emitted, *self.cut)[: self.length]
 
     @property
     def useful_drafts(self) -> int:
@@ -66,7 +81,7 @@ class Sequence:
             tokens: Emitted by the forward; those after a stop token are dropped.
             length: Rows that are committed now.
         """
-        self.length = length
+        self.length, self.last = length, tokens
         left = None if self.most is None else self.most - len(self.emitted)
         kept = tokens[:left]
         stop = next((i for i, token in enumerate(kept) if token in self.stop_ids), None)
@@ -77,4 +92,5 @@ class Sequence:
         elif self.length >= self.capacity:
             self.finish = Finish.CAPACITY
         self.emitted.extend(kept)
+        self.cut = tokens[len(kept) :]
         return kept

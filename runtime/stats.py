@@ -21,6 +21,8 @@ class Stats:
     """Counts and times since the last prompt began."""
 
     prompt_tokens: int = 0
+    reused: int = 0
+    """Of these, how many the caches held already; only the others were fed."""
     tokens: int = 0
     """Emitted, the first one (by the prefill) included."""
     prefills: int = 0
@@ -31,6 +33,10 @@ class Stats:
     accepted: int = 0
     positions: list[list[int]] = field(default_factory=list)
     """By draft position: [tried, accepted]; tried only where all earlier ones stood."""
+    proposers: dict[str, list[int]] = field(default_factory=dict)
+    """By source of the drafts: [steps, drafted, accepted]."""
+    first_token: float | None = None
+    """Seconds from the start of the prompt to its first token."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     graphs: dict[str, Counters] = field(default_factory=dict)
     """Label -> what a captured slot did since it was opened, over all prompts."""
@@ -54,9 +60,13 @@ class Stats:
             self.seconds[self._open[-1]] += now - self._since
         self._since = now
 
-    def count(self, *, tokens: int, drafted: int, accepted: int) -> None:
-        """Note one step."""
+    def count(self, *, tokens: int, drafted: int, accepted: int, source: str = "") -> None:
+        """Note one step and who made its drafts."""
         self.steps += 1
+        if drafted:
+            made = self.proposers.setdefault(source, [0, 0, 0])
+            for place, more in enumerate((1, drafted, accepted)):
+                made[place] += more
         self.tokens += tokens
         self.drafted += drafted
         self.accepted += accepted
@@ -87,6 +97,8 @@ class Stats:
         """As plain JSON values."""
         return {
             "prompt_tokens": self.prompt_tokens,
+            "reused": self.reused,
+            "first_token_seconds": self.first_token,
             "tokens": self.tokens,
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_step": self.tokens_per_step,
@@ -97,6 +109,10 @@ class Stats:
             "positions": [
                 {"tried": tried, "accepted": accepted} for tried, accepted in self.positions
             ],
+            "proposers": {
+                source: {"steps": steps, "drafted": drafted, "accepted": accepted}
+                for source, (steps, drafted, accepted) in self.proposers.items()
+            },
             "seconds": dict(self.seconds),
             "graphs": {label: counters.to_json() for label, counters in self.graphs.items()},
         }

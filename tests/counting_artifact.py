@@ -66,6 +66,8 @@ class Counting:
     eos: tuple[int, ...] = ()
     kind: str = "checkpoint"
     """Of the source."""
+    catch_up: bool = False
+    """Whether the graph that only fills the head's cache is there."""
 
     @property
     def rows(self) -> int:
@@ -126,6 +128,8 @@ class Counting:
         }
         if self.k:
             graphs |= {"verify": _target(self, "verify", self.rows), "draft": _draft(self)}
+        if self.catch_up:
+            graphs["catch_up"] = _catch_up(self)
         described = {}
         for name, net in graphs.items():
             path = folder / f"{name}.onnx"
@@ -393,6 +397,24 @@ def _draft(c: Counting) -> Net:
     return net
 
 
+def _catch_up(c: Counting) -> Net:
+    """The head's cache alone, over S rows from `catch_up.length` on."""
+    net = Net("catch_up", None)
+    tokens = net.as_float(net.input("next_ids", "prompt_next", I64, 1, "S"))
+    hidden = net.input("hidden", "catch_up.hidden", F, 1, "S", D)
+    first = net.as_float(net.input("past_length", "catch_up.length", I32, 1))
+    ones = net("Add", net("Mul", tokens, net.const(0)), net.const(1))
+    place = net("Add", first, net("Sub", net.running(ones), net.const(1)))
+    # a row's hidden state tells its token, which follows the row before: else all is off
+    said = net.flat(net.row(hidden, net.const([2], np.int64), axis=2))
+    one, end = net.const([1], np.int64), net.const([2**31], np.int64)
+    later = net("Slice", said, one, end)
+    earlier = net("Slice", tokens, net.const([0], np.int64), net.const([-1], np.int64))
+    excess = net.total(net("Abs", net("Sub", later, earlier)))
+    _head_cache(net, c, place, net("Add", tokens, excess))
+    return net
+
+
 def _write_weights(path: Path, vocab: int) -> Weights:
     """One float32 tensor, 0 .. V-1, as a safetensors file written by hand."""
     data = np.arange(vocab, dtype="<f4").tobytes()
@@ -431,6 +453,11 @@ def _manifest(c: Counting, graphs: dict[str, Graph], weights: Weights) -> Manife
             "prompt_next": Buffer(i, (1, c.prefill_rows)),
             "head.0.key": Buffer(f, cache),
             "head.0.value": Buffer(f, cache),
+        }
+    if c.catch_up:
+        buffers |= {
+            "catch_up.hidden": Buffer(f, (1, c.prefill_rows, D)),
+            "catch_up.length": Buffer("int32", (1,)),
         }
     head = HeadSpec(
         layers=1,

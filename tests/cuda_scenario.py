@@ -23,6 +23,7 @@ from cuda_puppet import Puppet  # noqa: E402
 from runtime.errors import RunError  # noqa: E402
 from runtime.graph_lines import graph_lines  # noqa: E402
 from runtime.load import load  # noqa: E402
+from runtime.sampling import SamplingOptions  # noqa: E402
 
 facts: dict[str, object] = {}
 
@@ -97,6 +98,26 @@ with dryrun.recording("decode step"):
 with dryrun.recording("20 steps"):
     for number in range(20):
         decoder.step(0 if number % 3 == 0 else 2)
+
+facts["catch-ups"] = slots["catch_up"].counters.runs
+plain = decoder.generate([1, 2, 3], 9, k=0, stop_ids=())
+next(plain)
+with dryrun.recording("plain step"):
+    next(plain)
+
+drawn = SamplingOptions(temperature=0.8, top_p=0.9, presence_penalty=0.5, seed=3)
+with dryrun.recording("sampled prompt"):
+    decoder.prefill([1, 2, 3, 4], sampling=drawn)
+decoder.step()
+with dryrun.recording("sampled step"):
+    decoder.step()
+sampled = [slots[f"{name}_sampled"] for name in ("decode", "verify")]
+facts["sampled states"] = [str(slot.state) for slot in sampled]
+facts["sampled on host"] = [slot.load()._session.on_host() for slot in sampled]
+plain = decoder.generate([1, 2, 3], 9, k=0, stop_ids=(), sampling=SamplingOptions(seed=1))
+next(plain)
+with dryrun.recording("sampled decode"):
+    next(plain)
 
 with dryrun.recording("another prompt"):
     facts["tokens"] = [

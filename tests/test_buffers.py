@@ -100,3 +100,20 @@ def test_memory_that_no_machine_has_is_a_clear_error():
     for shape in ((2**40, 2**20), (2**62, 2**62)):
         with pytest.raises(LoadError, match=r"'target.0.key'.*smaller capacity"):
             CpuBuffers({"target.0.key": Buffer("float32", shape)})
+
+
+def test_a_checkpoint_gives_back_what_was_there_and_only_that(buffers):
+    buffers.write("length", np.array([5], np.int32))
+    buffers.write("ids", np.array([[1, 2, 3, 4]]))
+    checkpoint = buffers.checkpoint(["length"])
+    address = buffers.address("length")
+    for _ in range(2):
+        buffers.write("length", np.array([6], np.int32))
+        buffers.write("ids", np.array([[9]]))
+        checkpoint.restore()
+        assert buffers.read("length").tolist() == [5]
+        assert buffers.read("ids").tolist() == [[9, 2, 3, 4]]
+    assert buffers.address("length") == address
+    checkpoint.close()
+    with pytest.raises(SlotError, match="checkpoint is closed"):
+        checkpoint.restore()

@@ -68,7 +68,10 @@ def refused(tmp_path_factory) -> Life:
 def test_decode_verify_and_draft_are_captured_once_with_nothing_forbidden_inside(life):
     assert life["load"]["captures"] == 3
     assert life["load"]["forbidden"] == []
-    assert life.facts["states"] == {"prefill": "cold"} | dict.fromkeys(CAPTURED, "captured")
+    late = ("prefill", "catch_up", "decode_sampled", "verify_sampled")
+    assert life.facts["states"] == dict.fromkeys(late, "cold") | dict.fromkeys(
+        CAPTURED, "captured"
+    )
 
 
 def test_a_capture_leaves_the_buffers_as_they_were(life):
@@ -131,12 +134,20 @@ def test_a_step_with_drafts_is_two_replays_one_copy_and_one_wait(life):
     assert (step["syncs"], step["captures"], step["device_bytes"]) == (1, 0, 0)
 
 
-def test_a_step_without_drafts_is_one_replay_one_copy_and_one_wait(life):
-    step = life["decode step"]
+def test_a_step_of_plain_decoding_is_one_replay_one_copy_and_one_wait(life):
+    step = life["plain step"]
     assert step["replays"] == 1
     assert step["launches"] == []
     assert step["copies"] == [life.result_copy(1)]
     assert (step["syncs"], step["captures"], step["device_bytes"]) == (1, 0, 0)
+
+
+def test_a_step_without_drafts_keeps_the_last_rows_for_the_head(life):
+    step = life["decode step"]
+    assert step["replays"] == 1
+    assert step["launches"] == []
+    assert step["copies"] == ["D2H 1024 pinned", life.result_copy(1)]  # two rows of 256
+    assert (step["syncs"], step["captures"], step["device_bytes"]) == (2, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["first mtp step", "mtp step with fewer drafts"])
@@ -145,12 +156,27 @@ def test_the_draft_count_is_sent_only_when_it_changes(life, name):
     assert life[name]["syncs"] == 1
 
 
-def test_steps_of_both_kinds_in_turn_only_replay(life):
+def test_steps_of_both_kinds_in_turn_replay_and_the_head_takes_in_what_it_missed(life):
     steps = life["20 steps"]
     assert steps["replays"] == 7 + 2 * 13
-    assert steps["launches"] == []
-    assert [copy for copy in steps["copies"] if copy.startswith("H2D")] == ["H2D 4 pinned"]
-    assert (steps["syncs"], steps["captures"], steps["device_bytes"]) == (20, 0, 0)
+    assert (steps["captures"], steps["forbidden"]) == (0, [])
+    assert life.facts["catch-ups"] == 7
+    assert len(steps["launches"]) == 7 * 12
+
+
+def test_the_graphs_that_sample_are_captured_when_they_are_wanted(life):
+    first, step, plain = (life[f"sampled {what}"] for what in ("prompt", "step", "decode"))
+    assert (first["captures"], first["forbidden"]) == (2, [])
+    assert life.facts["sampled states"] == ["captured", "captured"]
+    assert life.facts["sampled on host"] == [[], []]
+    assert (step["replays"], step["launches"], step["captures"]) == (2, [], 0)
+    noise = f"H2D {life.rows * 256 * 4} pinned"
+    counts = [copy for copy in step["copies"] if copy not in (noise, "H2D 4 pinned")]
+    assert noise in step["copies"]
+    assert counts == [life.result_copy(life.rows)]
+    assert step["syncs"] == 1
+    assert (plain["replays"], plain["launches"]) == (1, [])
+    assert plain["copies"] == ["H2D 1024 pinned", life.result_copy(1)]
 
 
 def test_a_prefill_reads_the_length_anew(life):
@@ -181,6 +207,8 @@ def test_lines_and_json_count_the_same_replays(life):
         "decode": "cuda_graph",
         "verify": "cuda_graph_verify",
         "draft": "cuda_graph_draft",
+        "decode_sampled": "cuda_graph_sampled",
+        "verify_sampled": "cuda_graph_verify_sampled",
     }
     lines = dict(line.split(": ", 1) for line in life.facts["lines"])
     assert list(lines) == list(labels.values())

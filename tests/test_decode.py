@@ -10,6 +10,7 @@ from counting_artifact import Counting
 from runtime.decode import Decoder
 from runtime.errors import FiniteError, RequestError, SlotError
 from runtime.load import load
+from runtime.propose import Proposal, Proposer
 from runtime.state import Finish
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
@@ -31,7 +32,7 @@ def tokens_of(steps) -> list[int]:
     return [token for step in steps for token in step.tokens]
 
 
-class Forced:
+class Forced(Proposer):
     """Writes given drafts, whatever the head would say."""
 
     def __init__(self, decoder: Decoder, *rounds: list[int]) -> None:
@@ -40,7 +41,7 @@ class Forced:
     def propose(self, sequence, most):
         drafts = self.rounds.pop(0)[:most]
         self.buffers.write("ids", np.array([[sequence.emitted[-1], *drafts]]))
-        return len(drafts)
+        return Proposal(len(drafts), "forced")
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3])

@@ -72,10 +72,12 @@ def test_text_is_continued_from_an_option_a_file_or_standard_input(folder, tmp_p
 
 
 def test_json_is_one_object_and_nothing_else(folder):
-    result = run("generate", folder, "--ids", "3 1 4", "--max-new-tokens", 20, "--json")
+    args = ("--ids", "3 1 4", "--max-new-tokens", 20, "--k", 3, "--json")
+    result = run("generate", folder, *args)
     assert (result.exit_code, result.stderr) == (0, "")
     values = json.loads(result.stdout)
-    assert values.keys() == {"artifact", "k", "ids", "text", "finish", "stats", "slots"}
+    keys = {"artifact", "k", "ids", "text", "finish", "stats", "slots", "sampling", "drafting"}
+    assert values.keys() == keys
     assert values["ids"] == C.greedy(IDS, 20)
     assert values["text"] == TOKENIZER.decode(values["ids"])
     assert (values["finish"], values["k"]) == ("length", 3)
@@ -91,7 +93,7 @@ def test_json_is_one_object_and_nothing_else(folder):
 
 
 def test_figures_go_to_standard_error(bare):
-    result = run("generate", bare, "--ids", "3,1,4", "--max-new-tokens", 20)
+    result = run("generate", bare, "--ids", "3,1,4", "--max-new-tokens", 20, "--k", 3)
     lines = dict(line.split(": ", 1) for line in result.stderr.splitlines())
     assert lines["ended"] == "at --max-new-tokens"
     assert lines["output"].startswith("20 tokens, ")
@@ -126,7 +128,7 @@ def test_end_of_text_ends_it_unless_ignored(tmp_path):
         (("--ids", "1", "--prompt", "x"), "give one of them"),
         (("--ids", "1", "--k", 4), "k is 4; this artifact is built for 0 to 3"),
         (("--ids", "1", "--k", 2, "--no-mtp"), "contradict each other"),
-        (("--ids", "1", "--k", -1), "-1 is not in the range"),
+        (("--ids", "1", "--k", -1), "'-1' is neither a number of drafts nor auto"),
         (("--ids", "1", "--max-new-tokens", 0), "0 is not in the range"),
         (("--prompt", "x"), "has no tokenizer. Give token ids"),
         (("--prompt-file", "nowhere.txt"), "does not exist"),
@@ -186,7 +188,7 @@ def interrupt_run(monkeypatch, number: int) -> None:
 
 def test_an_interrupt_keeps_what_was_made(bare, monkeypatch):
     interrupt_run(monkeypatch, 9)
-    result = run("generate", bare, "--ids", "3,1,4")
+    result = run("generate", bare, "--ids", "3,1,4", "--k", 3)
     assert result.exit_code == 130
     made = [int(word) for word in result.stdout.split()]
     assert made == C.greedy(IDS, len(made))

@@ -20,6 +20,8 @@ __all__ = ["CHECKPOINT", "DemoReport", "DemoRun", "render", "show"]
 
 CHECKPOINT = Path(__file__).parent / "tiny-hybrid-mtp"
 CAPACITY = 4096
+SHOWN = 70
+"""Characters of a prompt or an output that are shown."""
 PROMPTS = (
     'def read_json(path):\n    with open(path, encoding="utf-8") as f:\n        return json.',
     "import os\nimport sys\n\n\ndef main(argv):\n    parser = argparse.",
@@ -133,26 +135,28 @@ def render(report: DemoReport) -> str:
     """The report for a terminal."""
     lines = []
     for run in report.runs:
-        first = run.text.splitlines()
-        lines.append(f"prompt  {run.prompt.splitlines()[-1].strip()!r}")
-        lines.append(
-            f"wrote   {(first[0] if first else '').strip()!r} .. ({run.tokens} tokens)"
-        )
+        lines.append(f"prompt  {_line(run.prompt, -1)!r}")
+        lines.append(f"wrote   {_line(run.text, 0)!r} .. ({run.tokens} tokens)")
         lines.append(
             f"        without MTP {run.greedy_forwards} target forwards in "
             f"{run.greedy_seconds:.2f} s; with MTP (k = {report.k}) {run.mtp_forwards} in "
             f"{run.mtp_seconds:.2f} s"
         )
         stood = ", ".join(f"{100 * a / t:.0f} %" for t, a in run.positions if t)
-        lines.append(f"        drafts accepted by position: {stood}")
+        lines.append(f"        drafts accepted by position: {stood or 'none were made'}")
         lines.append(f"        tokens {'agree' if run.same_tokens else 'DIFFER'}")
     greedy = sum(run.greedy_forwards for run in report.runs)
     mtp = sum(run.mtp_forwards for run in report.runs)
     verdict = "Every token agrees" if report.same_tokens else "TOKENS DIFFER"
-    lines.append(
-        f"{verdict}: {greedy} target forwards without MTP, {mtp} with it, "
-        f"{greedy / mtp:.2f} times fewer."
-    )
+    saved = f", {greedy / mtp:.2f} times fewer" if mtp else ""  # the prefill gives one token
+    lines.append(f"{verdict}: {greedy} target forwards without MTP, {mtp} with it{saved}.")
     if report.kept is not None:
         lines.append(f"The artifact is in {report.kept}: mtp-run generate {report.kept}")
     return "\n".join(lines)
+
+
+def _line(text: str, number: int) -> str:
+    """One line of a text, short enough for a terminal."""
+    lines = text.splitlines() or [""]
+    line = lines[number].strip()
+    return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."

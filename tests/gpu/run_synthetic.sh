@@ -4,11 +4,12 @@
 set -u
 out=$1 size=$2 k=$3 capacity=$4 weights=$5 ks=$6 contexts=$7
 shift 7
-folder=/dev/shm/$size-$k-$weights
+kernels=${KERNELS:-stock}
+folder=/dev/shm/$size-$k-$weights-$kernels
 [ -d "$folder" ] || python3 -m export build --synthetic "$size" -o "$folder" --target cuda \
-  --weights "$weights" --k "$k" --capacity "$capacity"
+  --weights "$weights" --kernels "$kernels" --k "$k" --capacity "$capacity"
 python3 -m runtime bench "$folder" --k "$ks" --context "$contexts" --forced-acceptance 0.83 --json "$@" \
-  >"$out/bench-$size-k$k-$weights.json" && python3 - "$out/bench-$size-k$k-$weights.json" <<'P'
+  >"$out/bench-$size-k$k-$weights-$kernels.json" && python3 - "$out/bench-$size-k$k-$weights-$kernels.json" <<'P'
 import json, sys
 r = json.load(open(sys.argv[1]))
 for c in r["contexts"]:
