@@ -155,7 +155,8 @@ def build_command(
     for note in model.notes:
         click.echo(f"  {note}")
     if k and not manifest.k:
-        click.echo("The source has no MTP head, so there is nothing to draft with.")
+        kind = manifest.source.kind
+        click.echo(f"The {kind} has no MTP head, so there is nothing to draft with.")
 
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

@@ -14,8 +14,10 @@ from artifacts.rules import RULES as ARTIFACT_RULES
 from artifacts.rules import UNREADABLE_RULE, Rule, check_artifact
 from export.bundles.check import RULES as BUNDLE_RULES
 from export.bundles.check import TYPE_RULES, check_bundle
+from export.bundles.layout import METADATA
 from export.bundles.rule import BundleRule
 from export.errors import BundleError
+from export.sources import TARGET
 from export.progress import shown_progress
 
 __all__ = ["check_command"]
@@ -72,7 +74,9 @@ def check_command(
         click.echo("\n\n".join(_explained(explain)))
         return
     if folder is None:
-        raise click.UsageError("name the FOLDER, or a rule with --explain")
+        raise click.UsageError(
+            "name the artifact's FOLDER, or a bundle's, or a rule with --explain"
+        )
     try:
         findings = _check(folder, provider, digests=not no_digests, quiet=as_json)
     except BundleError as e:
@@ -92,7 +96,8 @@ def check_command(
 
 
 def _check(folder: Path, provider: str, *, digests: bool, quiet: bool) -> list[Finding]:
-    if not (folder / MANIFEST).exists():
+    holds_graphs = any((folder / name).exists() for name in (TARGET, *METADATA))
+    if holds_graphs and not (folder / MANIFEST).exists():
         return check_bundle(folder, provider)
     with shown_progress(quiet=quiet) as progress:
         return check_artifact(

@@ -27,7 +27,14 @@ def test_check_exits_0_for_an_artifact_and_2_for_nothing(tmp_path: Path) -> None
     call("build", CHECKPOINT, "-o", tmp_path / "a", "--k", 1, "--capacity", 64, "--no-check")
     assert call("check", tmp_path / "a") == (0, "clean\n", "")
     (tmp_path / "empty").mkdir()
-    code, out, err = call("check", tmp_path / "empty")
+    code, out, _ = call("check", tmp_path / "empty")
+    assert code == 2 and "manifest.unreadable" in out
+
+
+def test_check_of_metadata_without_a_graph_is_one_clear_line(tmp_path: Path) -> None:
+    bundle = lay_out("oga-fp32-cpu-w0", tmp_path)
+    (bundle / "model.onnx").unlink()
+    code, out, err = call("check", bundle)
     assert (code, out) == (2, "") and err.startswith("Error: ") and err.count("\n") == 1
 
 
