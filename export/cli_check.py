@@ -17,8 +17,8 @@ from export.bundles.check import TYPE_RULES, check_bundle
 from export.bundles.layout import METADATA
 from export.bundles.rule import BundleRule
 from export.errors import BundleError
-from export.sources import TARGET
 from export.progress import shown_progress
+from export.sources import TARGET
 
 __all__ = ["check_command"]
 
