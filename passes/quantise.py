@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from passes.contrib import DOMAIN, infer_outputs, is_contrib
+from passes.contrib import DOMAIN, infer_outputs, is_projection
 from passes.counted import CountedPass
 from passes.streamed import StreamedTensor
 
@@ -51,7 +51,7 @@ class QuantisePass(CountedPass):
         """See the class."""
         graph, changes = model.graph, 0
         for node in list(graph):
-            if not is_contrib(node, "FusedMatMul") or not node.attributes.get_int("transB", 0):
+            if not is_projection(node):
                 continue
             weight = node.inputs[1]
             if weight is None or not isinstance(weight.const_value, StreamedTensor):
