@@ -9,8 +9,8 @@ from onnx_ir.passes import PreconditionError
 
 from passes.contrib import is_contrib
 from passes.counted import CountedPass
-from passes.quantise import PackedMatrix
-from passes.repack_w4 import interleave, repack
+from passes.quantise import BLOCK, PackedMatrix
+from passes.repack_w4 import SCALES, interleave, repack
 from passes.streamed import StreamedTensor
 
 __all__ = ["OWN_DOMAIN", "OwnMatricesPass"]
@@ -37,6 +37,9 @@ class OwnMatricesPass(CountedPass):
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
         graph = model.graph
+        for node in graph:
+            if is_contrib(node, "MatMulNBits"):
+                _matrix(node)  # refuses before anything has changed
         pairs = [found for node in graph if (found := _gate_and_value(node)) is not None]
         for mul, gate, value in pairs:
             self._replace_pair(graph, mul, gate, value)
@@ -102,11 +105,17 @@ def _matrix(node: ir.Node) -> PackedMatrix:
     tensors = [value.const_value for value in node.inputs[1:3] if value is not None]
     whole = len(node.inputs) == 3 and len(tensors) == 2
     block = node.attributes.get_int("block_size", 0), node.attributes.get_int("bits", 0)
+    aligned = node.attributes.get_int("K", 0) % BLOCK == 0
     streamed = [tensor for tensor in tensors if isinstance(tensor, StreamedTensor)]
-    if not whole or block != (32, 4) or len(streamed) != 2:
+    if not whole or block != (BLOCK, 4) or len(streamed) != 2 or not aligned:
         raise PreconditionError(
             f"MatMulNBits {node.name!r} cannot be read by MatMulW4: it takes four bits in "
-            "blocks of 32 without zero points or bias, streamed"
+            "blocks of 32 without zero points or bias, streamed, and whole blocks of columns"
+        )
+    if streamed[1].dtype not in SCALES:
+        raise PreconditionError(
+            f"the scales of MatMulNBits {node.name!r} are {streamed[1].dtype}; MatMulW4 takes "
+            "FLOAT16 or BFLOAT16. Build for one of these: --dtype fp16"
         )
     return PackedMatrix(*streamed)
 

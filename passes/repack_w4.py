@@ -26,6 +26,7 @@ from passes.streamed import Array, StreamedTensor
 __all__ = [
     "BLOCK_ROWS",
     "HALF_BYTES",
+    "SCALES",
     "UNIT_WIDTH",
     "interleave",
     "repack",
@@ -40,6 +41,9 @@ UNIT_WIDTH = 128
 VALUE_BYTES = BLOCK_ROWS * UNIT_WIDTH // 2 // 2
 HALF_BYTES = VALUE_BYTES + BLOCK_ROWS * UNIT_WIDTH // 2 // BLOCK * 2
 """A half of a unit: 8,192 bytes of values, 1,024 bytes of scales."""
+
+SCALES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""Types of scales that the kernel reads."""
 
 _TILE_PAIRS, _TILES, _G, _T = BLOCK_ROWS // 32, BLOCK_ROWS // 16, 8, 4
 
@@ -96,7 +100,7 @@ def repack(matrix: PackedMatrix, name: str) -> StreamedTensor:
     Raises:
         ValueError: The scales are not 16-bit floats, which the kernel cannot read.
     """
-    if matrix.scales.dtype not in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+    if matrix.scales.dtype not in SCALES:
         raise ValueError(
             f"the scales of {matrix.data.name!r} are {matrix.scales.dtype}, MatMulW4 takes "
             "FLOAT16 or BFLOAT16: cast the weights before they are quantised"
