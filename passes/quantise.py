@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from artifacts.packed_w4 import BLOCK
 from passes.contrib import DOMAIN, infer_outputs, is_projection
 from passes.counted import CountedPass
 from passes.streamed import StreamedTensor
 
 __all__ = ["BLOCK", "PackedMatrix", "QuantisePass"]
-
-BLOCK = 32
-"""Weights that share a scale: the only size that all of ORT's fast paths take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx_ir.passes import PreconditionError
 
+from artifacts.packed_w4 import BLOCK_ROWS, unpack_rows
 from passes.own_kernels import OwnMatricesPass
-from passes.repack_w4 import BLOCK_ROWS, unpack_rows
 
 N, K = 40, 96
 RNG = np.random.default_rng(2)
