@@ -17,6 +17,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from artifacts import (
+    DerivedTensor,
+    Fallback,
     Finding,
     Graph,
     Manifest,
@@ -24,8 +26,8 @@ from artifacts import (
     Severity,
     Source,
     Weights,
-    WeightTensor,
 )
+from artifacts.fallback import UNPACKED
 from artifacts.rules import check_artifact
 from artifacts.version import PRODUCER
 from export.errors import BuildError
@@ -153,21 +155,39 @@ def _write_weights(
     """Every weight of every graph, once; small constants stay inside the graphs."""
     tensors: dict[str, StoredTensor] = {}
     stored_as: dict[str, str] = {}  # weight -> the one in the file that has its bytes
+    derived: dict[str, DerivedTensor] = {}
     first: dict[str, str] = {}
-    for graph in graphs.values():
-        for name, value in graph.model.graph.initializers.items():
-            if not isinstance(value.const_value, StreamedTensor) and name not in LARGE:
-                continue
-            tensor = _stored(value.const_value)
-            stored_as[name] = first.setdefault(tensor.shared_as or name, name)
-            tensors.setdefault(stored_as[name], tensor)
+    for value, unpacked in _initializers(graphs):
+        name = value.name or ""
+        if not isinstance(value.const_value, StreamedTensor) and name not in LARGE:
+            continue
+        if name in unpacked:
+            assert value.dtype is not None and value.shape is not None
+            shape = tuple(value.shape.numpy())
+            derived[name] = DerivedTensor(value.dtype.numpy().name, shape, *unpacked[name])
+            continue
+        tensor = _stored(value.const_value)
+        stored_as[name] = first.setdefault(tensor.shared_as or name, name)
+        tensors.setdefault(stored_as[name], tensor)
     written = write_weights(
         folder / WEIGHT_FILE,
         tensors,
         on_progress=lambda done, total: progress("write weights", done, total),
     )
     places = {name: written.tensors[stored] for name, stored in stored_as.items()}
-    return dataclasses.replace(written, tensors=places)
+    return dataclasses.replace(written, tensors=places, derived=derived)
+
+
+def _initializers(
+    graphs: Mapping[str, DerivedGraph],
+) -> Iterator[tuple[ir.Value, Mapping[str, tuple[str, str]]]]:
+    """Those of all graphs and their fallbacks, each with what is unpacked in its graph."""
+    for graph in graphs.values():
+        yield from ((value, {}) for value in graph.model.graph.initializers.values())
+    for fallback in (graph.fallback for graph in graphs.values()):
+        if fallback is not None:
+            values = fallback.model.graph.initializers.values()
+            yield from ((value, fallback.unpacked) for value in values)
 
 
 def _stored(value: ir.TensorProtocol | None) -> StreamedTensor:
@@ -187,36 +207,43 @@ def _write_graphs(
     written: dict[str, Graph] = {}
     for name, derived in graphs.items():
         progress(f"write {name}", len(written), len(graphs))
-        model, file = derived.model, f"{name}.onnx"
-        for key, value in model.graph.initializers.items():
-            if key in weights.tensors:
-                assert value.dtype is not None
-                value.const_value = _reference(key, value.dtype, weights.tensors[key], folder)
-        ir.save(model, folder / file)
+        file, fallback = f"{name}.onnx", None
+        digest, names = _save(derived.model, folder / file, weights)
+        if derived.fallback is not None:
+            other = f"{name}.stock.onnx"
+            found, read = _save(derived.fallback.model, folder / other, weights)
+            fallback = Fallback(file=other, sha256=found, weights=read)
         written[name] = Graph(
             file=file,
-            sha256=_sha256(folder / file),
+            sha256=digest,
             rows=derived.rows,
             inputs=derived.inputs,
             outputs=derived.outputs,
             passes=derived.passes,
-            weights=tuple(n for n in model.graph.initializers if n in weights.tensors),
+            weights=names,
+            fallback=fallback,
         )
     return written
 
 
-def _reference(
-    name: str, dtype: ir.DataType, tensor: WeightTensor, folder: Path
-) -> ir.ExternalTensor:
-    return ir.ExternalTensor(
-        WEIGHT_FILE,
-        tensor.offset,
-        tensor.length,
-        dtype,
-        shape=ir.Shape(tensor.shape),
-        name=name,
-        base_dir=folder,
-    )
+def _save(model: ir.Model, path: Path, weights: Weights) -> tuple[str, tuple[str, ...]]:
+    """Write a graph that refers to its weights; gives its digest and their names."""
+    names = []
+    for key, value in model.graph.initializers.items():
+        if key in weights.tensors:
+            tensor = weights.tensors[key]
+            place = WEIGHT_FILE, tensor.offset, tensor.length
+        elif key in weights.derived:
+            place = UNPACKED, 0, weights.length(key)
+        else:
+            continue
+        assert value.dtype is not None and value.shape is not None
+        value.const_value = ir.ExternalTensor(
+            *place, value.dtype, shape=value.shape, name=key, base_dir=path.parent
+        )
+        names.append(key)
+    ir.save(model, path)
+    return _sha256(path), tuple(names)
 
 
 def _copy(source: Path, to: Path) -> str:

@@ -33,6 +33,7 @@ class OwnMatricesPass(CountedPass):
     def __init__(self) -> None:
         super().__init__()
         self._repacked: dict[str, StreamedTensor] = {}
+        self._sources: dict[str, tuple[str, str]] = {}
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
@@ -48,6 +49,7 @@ class OwnMatricesPass(CountedPass):
             matrix = _matrix(node)
             name = _stem(node)
             packed = self._repack(name, lambda m=matrix: m)  # type: ignore[misc]
+            self._remember(packed, all=matrix)
             _insert(graph, node, node, packed, node.attributes.get_int("N", 0), silu=0)
             graph.remove(node, safe=True)
         _drop_unread(graph)
@@ -55,16 +57,27 @@ class OwnMatricesPass(CountedPass):
             graph.opset_imports[OWN_DOMAIN] = 1
         return len(pairs) + len(single)
 
+    @property
+    def sources(self) -> dict[str, tuple[str, str]]:
+        """Name of a matrix or its scales -> the packed one, and which part of it it is."""
+        return dict(self._sources)
+
     def _replace_pair(
         self, graph: ir.Graph, mul: ir.Node, gate: ir.Node, value: ir.Node
     ) -> None:
         name = f"{_stem(gate)}|{_stem(value).rpartition('.')[2]}"
         packed = self._repack(name, lambda: interleave(_matrix(gate), _matrix(value)))
+        self._remember(packed, gates=_matrix(gate), values=_matrix(value))
         _insert(graph, mul, gate, packed, gate.attributes.get_int("N", 0), silu=1)
         activation = gate.outputs[0].consumers()[0]
         graph.remove([mul], safe=True)
         graph.remove([activation], safe=True)
         graph.remove([gate, value], safe=True)
+
+    def _remember(self, packed: StreamedTensor, **parts: PackedMatrix) -> None:
+        for part, matrix in parts.items():
+            for tensor in (matrix.data, matrix.scales):
+                self._sources[tensor.name or ""] = (packed.name or "", part)
 
     def _repack(self, name: str, matrix: Callable[[], PackedMatrix]) -> StreamedTensor:
         if name not in self._repacked:
