@@ -2,7 +2,8 @@
 
 Each graph has a sibling in ONNX Runtime's own operators, bound to the same ports. Its
 four-bit matrices lie in no file: they are unpacked from those that the kernels read, while
-these are uploaded.
+these are uploaded. The graphs say that they begin where the weight file ends, so that nobody
+reads other numbers for them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,7 @@ from artifacts.parse import Fields
 if TYPE_CHECKING:
     from artifacts.manifest import WeightTensor
 
-__all__ = ["UNPACKED", "DerivedTensor", "Fallback", "derived_fault"]
-
-UNPACKED = "unpacked"
-"""Where the graphs say that such weights lie: a file that is never there."""
+__all__ = ["DerivedTensor", "Fallback", "derived_fault"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

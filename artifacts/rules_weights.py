@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from artifacts.fallback import UNPACKED, DerivedTensor, derived_fault
+from artifacts.fallback import DerivedTensor, derived_fault
 from artifacts.findings import Severity
 from artifacts.graph_file import ONNX_DTYPES, External, StoredTensor
 from artifacts.manifest import MANIFEST, Weights, WeightTensor
@@ -95,7 +95,7 @@ def _wrong(tensor: StoredTensor, external: External | None, weights: Weights) ->
     """What is wrong with where a tensor's bytes lie, or None."""
     derived = weights.derived.get(tensor.name)
     if derived is not None and tensor.is_initializer:
-        return _wrong_derived(tensor, external, derived)
+        return _wrong_derived(tensor, derived, weights)
     said, proto = weights.tensors.get(tensor.name), tensor.proto
     if external is None:
         if tensor.is_initializer and said is not None:
@@ -123,12 +123,18 @@ def _wrong(tensor: StoredTensor, external: External | None, weights: Weights) ->
 
 
 def _wrong_derived(
-    tensor: StoredTensor, external: External | None, derived: DerivedTensor
+    tensor: StoredTensor, derived: DerivedTensor, weights: Weights
 ) -> str | None:
     """What is wrong with a weight that lies in no file, or None."""
-    place = "the graph" if external is None else repr(external.location)
-    if external is None or external.location != UNPACKED:
+    external = tensor.external
+    if external is None or external.location != weights.file:
+        place = "the graph" if external is None else repr(external.location)
         return f"lies in {place}; {MANIFEST} says that it is unpacked at load"
+    if (external.offset, external.length) != (weights.size, derived.length):
+        return (
+            f"lies at {external.offset}+{external.length}; it is unpacked at load, so it must "
+            f"be at {weights.size}+{derived.length}, behind all that lies in the file"
+        )
     dtype, dims = tensor.proto.data_type, tuple(tensor.proto.dims)
     if (dtype, dims) != (ONNX_DTYPES[derived.dtype], derived.shape):
         return (

@@ -27,7 +27,6 @@ from artifacts import (
     Source,
     Weights,
 )
-from artifacts.fallback import UNPACKED
 from artifacts.rules import check_artifact
 from artifacts.version import PRODUCER
 from export.errors import BuildError
@@ -234,7 +233,7 @@ def _save(model: ir.Model, path: Path, weights: Weights) -> tuple[str, tuple[str
             tensor = weights.tensors[key]
             place = WEIGHT_FILE, tensor.offset, tensor.length
         elif key in weights.derived:
-            place = UNPACKED, 0, weights.length(key)
+            place = WEIGHT_FILE, weights.size, weights.length(key)  # see artifacts.fallback
         else:
             continue
         assert value.dtype is not None and value.shape is not None

@@ -36,7 +36,12 @@ def figures(decoder: Decoder, k: int, finish: Finish | None) -> list[tuple[str, 
     if k:
         rows.append(("drafts accepted", _acceptance(stats.positions)))
     spent = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
-    return [*rows, ("time", spent or "none"), ("graphs", _slots(decoder))]
+    return [
+        *rows,
+        ("time", spent or "none"),
+        ("graphs", _slots(decoder)),
+        ("kernels", str(decoder.loaded.kernels)),
+    ]
 
 
 def _output(decoder: Decoder) -> str:
@@ -102,6 +107,7 @@ def generation_json(
         "ids": ids,
         "text": text,
         "finish": INTERRUPTED if finish is None else str(finish),
+        "kernels": decoder.loaded.kernels.to_json(),
         "stats": decoder.stats.to_json(),
         "slots": {
             name: {"state": str(slot.state), **slot.counters.to_json()}

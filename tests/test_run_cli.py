@@ -75,7 +75,9 @@ def test_json_is_one_object_and_nothing_else(folder):
     result = run("generate", folder, "--ids", "3 1 4", "--max-new-tokens", 20, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     values = json.loads(result.stdout)
-    assert values.keys() == {"artifact", "k", "ids", "text", "finish", "stats", "slots"}
+    keys = {"artifact", "k", "ids", "text", "finish", "kernels", "stats", "slots"}
+    assert values.keys() == keys
+    assert values["kernels"] == {"in_use": "stock", "built_for": "stock", "reason": ""}
     assert values["ids"] == C.greedy(IDS, 20)
     assert values["text"] == TOKENIZER.decode(values["ids"])
     assert (values["finish"], values["k"]) == ("length", 3)
@@ -98,6 +100,7 @@ def test_figures_go_to_standard_error(bare):
     assert "tokens each" in lines["target forwards"]
     assert lines["drafts accepted"].startswith("1: ")
     assert lines["graphs"].endswith("nothing captured on this provider")
+    assert lines["kernels"] == "stock"
 
 
 def test_a_full_cache_is_said_and_is_no_failure(bare):
