@@ -4,6 +4,7 @@ Knows neither graph builders nor sessions. `artifacts.rules` alone (the static c
 ONNX and is imported by its full name, so that a runner loads no graph package.
 """
 
+from artifacts.fallback import DerivedTensor, Fallback
 from artifacts.findings import Finding, Severity
 from artifacts.manifest import (
     SAMPLED_RANKS,
@@ -23,6 +24,8 @@ from artifacts.spec import AttentionSpec, GdnSpec, HeadSpec, LayerKind, ModelSpe
 __all__ = [
     "AttentionSpec",
     "Buffer",
+    "DerivedTensor",
+    "Fallback",
     "Fields",
     "Finding",
     "GdnSpec",

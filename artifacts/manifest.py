@@ -8,12 +8,14 @@ place (``present.0.key`` onto ``past.0.key``): no value is copied between graphs
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from artifacts.fallback import DerivedTensor, Fallback
 from artifacts.parse import Fields, ParseError, read_json
 from artifacts.spec import ModelSpec
 
@@ -164,6 +166,17 @@ class Graph:
     passes: tuple[PassRecord, ...]
     weights: tuple[str, ...] = ()
     """Names of the tensors of the weight file that the graph reads."""
+    fallback: Fallback | None = None
+    """The same in stock operators, where this one has others."""
+
+    def in_stock(self) -> Graph:
+        """The graph as it runs in stock operators; itself where it has no others."""
+        if self.fallback is None:
+            return self
+        other = self.fallback
+        return dataclasses.replace(
+            self, file=other.file, sha256=other.sha256, weights=other.weights, fallback=None
+        )
 
     def aliases(self) -> tuple[tuple[Port, Port], ...]:
         """Pairs of an output and an input that share memory."""
@@ -179,11 +192,13 @@ class Graph:
             "outputs": [port.to_json() for port in self.outputs],
             "passes": [record.to_json() for record in self.passes],
             "weights": list(self.weights),
+            **({"fallback": self.fallback.to_json()} if self.fallback else {}),
         }
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
         """Read from parsed JSON; raises `ParseError` that names the key."""
+        fallback = fields.optional_object("fallback")
         rows = fields.integer("rows", default=0)
         return cls(
             file=fields.file_name("file"),
@@ -193,6 +208,7 @@ class Graph:
             outputs=tuple(Port.parse(port) for port in fields.objects("outputs")),
             passes=tuple(PassRecord.parse(record) for record in fields.objects("passes")),
             weights=fields.texts("weights") if "weights" in fields else (),
+            fallback=None if fallback is None else Fallback.parse(fallback),
         )
 
 
@@ -236,25 +252,35 @@ class Weights:
     """Bytes."""
     sha256: str
     tensors: dict[str, WeightTensor]
+    derived: dict[str, DerivedTensor] = field(default_factory=dict)
+    """Weights of fallback graphs that are unpacked from one of `tensors`."""
+
+    def length(self, name: str) -> int:
+        """Bytes of a weight on the device, wherever it comes from."""
+        return (self.derived.get(name) or self.tensors[name]).length
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
+        derived = {name: tensor.to_json() for name, tensor in self.derived.items()}
         return {
             "file": self.file,
             "size": self.size,
             "sha256": self.sha256,
             "tensors": {name: tensor.to_json() for name, tensor in self.tensors.items()},
+            **({"derived": derived} if derived else {}),
         }
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
         """Read from parsed JSON; raises `ParseError` that names the key."""
         tensors = fields.named_objects("tensors")
+        derived = fields.named_objects("derived") if "derived" in fields else {}
         return cls(
             file=fields.file_name("file"),
             size=fields.integer("size"),
             sha256=fields.text("sha256"),
             tensors={name: WeightTensor.parse(tensor) for name, tensor in tensors.items()},
+            derived={name: DerivedTensor.parse(tensor) for name, tensor in derived.items()},
         )
 
 
@@ -371,6 +397,17 @@ class Manifest:
             found |= dict.fromkeys(("verify", "draft", "verify_sampled"), self.rows)
             found["catch_up"] = None
         return found
+
+    @property
+    def has_fallback(self) -> bool:
+        """Whether it can run in stock operators although it was built with others."""
+        return all(graph.fallback is not None for graph in self.graphs.values())
+
+    def in_stock(self) -> Manifest:
+        """The artifact as it runs where this project's kernels are not to be had."""
+        graphs = {name: graph.in_stock() for name, graph in self.graphs.items()}
+        target = dataclasses.replace(self.target, kernels="stock")
+        return dataclasses.replace(self, graphs=graphs, target=target)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values, the inverse of `parse`."""

@@ -75,9 +75,16 @@ class Case:
         self.on_progress = on_progress or (lambda done, total: None)
 
     @cached_property
+    def described(self) -> dict[str, Graph]:
+        """Graphs of the manifest, those that others fall back to as ``decode.stock``."""
+        graphs = self.manifest.graphs
+        others = {f"{n}.stock": g.in_stock() for n, g in graphs.items() if g.fallback}
+        return graphs | others
+
+    @cached_property
     def listed(self) -> dict[str, str]:
         """Every file that the manifest names -> its sha256, as far as names are plain."""
-        named = {graph.file: graph.sha256 for graph in self.manifest.graphs.values()}
+        named = {graph.file: graph.sha256 for graph in self.described.values()}
         named |= {self.manifest.weights.file: self.manifest.weights.sha256}
         named |= self.manifest.files
         return {name: digest for name, digest in named.items() if plain_name(name)}
@@ -100,8 +107,9 @@ class Case:
     @cached_property
     def _read_graphs(self) -> dict[str, onnx.ModelProto | ParseError]:
         read: dict[str, onnx.ModelProto | ParseError] = {}
-        for name, graph in self.manifest.graphs.items():
-            if name in KNOWN and self.is_regular(graph.file):  # others are refused unread
+        for name, graph in self.described.items():
+            known = name.removesuffix(".stock") in KNOWN
+            if known and self.is_regular(graph.file):  # others are refused unread
                 try:
                     read[name] = read_graph(self.folder / graph.file)
                 except ParseError as e:
@@ -118,7 +126,7 @@ class Case:
         """Graphs that could be read: name, what the manifest says, what the file says."""
         for name, model in self._read_graphs.items():
             if not isinstance(model, ParseError):
-                yield name, self.manifest.graphs[name], model
+                yield name, self.described[name], model
 
     def tensors(self, graph: str) -> list[StoredTensor]:
         """Every tensor with bytes in a graph that could be read."""

@@ -97,10 +97,10 @@ def _aliases(case: Case) -> Iterator[Fault]:
             yield from _fit(name, port, manifest)
         for output, given in graph.aliases():
             yield from _same_rows(name, output, given)
-        if name in models:
-            flow = Flow(models[name].graph)
-            for buffer in {port.buffer: None for port in graph.outputs}:
-                yield from _Shared(name, graph, buffer, flow).faults()
+    for name, model in models.items():
+        graph, flow = case.described[name], Flow(model.graph)
+        for buffer in {port.buffer: None for port in graph.outputs}:
+            yield from _Shared(name, graph, buffer, flow).faults()
 
 
 def _fit(graph: str, port: Port, manifest: Manifest) -> Iterator[Fault]:

@@ -150,7 +150,7 @@ def _orphaned_bytes(case: Case) -> Iterator[Fault]:
 
 def _orphaned_tensors(case: Case) -> Iterator[Fault]:
     read = [name for name, _, _ in case.graphs()]
-    if len(read) < len(case.manifest.graphs):
+    if len(read) < len(case.described):
         return  # a graph that cannot be read may be the one that refers to them
     used = {
         tensor.name

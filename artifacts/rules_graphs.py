@@ -26,7 +26,7 @@ CHECKER_ERRORS = (
 
 def _unreadable(case: Case) -> Iterator[Fault]:
     for name, error in case.unreadable_graphs():
-        yield Fault(case.manifest.graphs[name].file, f"graph {name}: {error}")
+        yield Fault(case.described[name].file, f"graph {name}: {error}")
 
 
 def _types(case: Case) -> Iterator[Fault]:

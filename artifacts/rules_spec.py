@@ -39,6 +39,8 @@ def _sizes(case: Case) -> Iterator[Fault]:
         yield from _size(f"buffer {name}", buffer.dtype, buffer.shape)
     for name, tensor in manifest.weights.tensors.items():
         yield from _size(f"weight {name}", tensor.dtype, tensor.shape)
+    for name, derived in manifest.weights.derived.items():
+        yield from _size(f"weight {name}", derived.dtype, derived.shape)
     for name, graph in manifest.graphs.items():
         ports = len(graph.inputs) + len(graph.outputs)
         if ports > MAX_PORTS:

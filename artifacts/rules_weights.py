@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from artifacts.fallback import DerivedTensor, derived_fault
 from artifacts.findings import Severity
 from artifacts.graph_file import ONNX_DTYPES, External, StoredTensor
 from artifacts.manifest import MANIFEST, Weights, WeightTensor
@@ -92,6 +93,9 @@ def _graph_weights(case: Case) -> Iterator[Fault]:
 
 def _wrong(tensor: StoredTensor, external: External | None, weights: Weights) -> str | None:
     """What is wrong with where a tensor's bytes lie, or None."""
+    derived = weights.derived.get(tensor.name)
+    if derived is not None and tensor.is_initializer:
+        return _wrong_derived(tensor, derived, weights)
     said, proto = weights.tensors.get(tensor.name), tensor.proto
     if external is None:
         if tensor.is_initializer and said is not None:
@@ -118,6 +122,43 @@ def _wrong(tensor: StoredTensor, external: External | None, weights: Weights) ->
     return None
 
 
+def _wrong_derived(
+    tensor: StoredTensor, derived: DerivedTensor, weights: Weights
+) -> str | None:
+    """What is wrong with a weight that lies in no file, or None."""
+    external = tensor.external
+    if external is None or external.location != weights.file:
+        place = "the graph" if external is None else repr(external.location)
+        return f"lies in {place}; {MANIFEST} says that it is unpacked at load"
+    if (external.offset, external.length) != (weights.size, derived.length):
+        return (
+            f"lies at {external.offset}+{external.length}; it is unpacked at load, so it must "
+            f"be at {weights.size}+{derived.length}, behind all that lies in the file"
+        )
+    dtype, dims = tensor.proto.data_type, tuple(tensor.proto.dims)
+    if (dtype, dims) != (ONNX_DTYPES[derived.dtype], derived.shape):
+        return (
+            f"has ONNX type {dtype} and dims {list(dims)}; {MANIFEST} says {derived.dtype} "
+            f"(type {ONNX_DTYPES[derived.dtype]}) and {list(derived.shape)}"
+        )
+    return None
+
+
+def _derived(case: Case) -> Iterator[Fault]:
+    weights = case.manifest.weights
+    for name, tensor in weights.derived.items():
+        place = f"{MANIFEST}:{name}"
+        if name in weights.tensors:
+            yield Fault(place, f"{name} is both in {weights.file} and to be unpacked")
+        reason = derived_fault(tensor, weights.tensors.get(tensor.source))
+        if reason:
+            yield Fault(place, f"{name} {reason}")
+    graphs = case.manifest.graphs
+    others = {name for name, graph in graphs.items() if graph.fallback}
+    for name in (name for name in graphs if others and name not in others):
+        yield Fault(f"{MANIFEST}:{name}", f"{name} has no fallback; {min(others)} has one")
+
+
 WEIGHT_RULES = (
     Rule(
         code="weights.header",
@@ -129,6 +170,18 @@ WEIGHT_RULES = (
         ),
         remedy="copy manifest and weight file from the same build, or build again",
         run=_header,
+    ),
+    Rule(
+        code="weights.derived",
+        severity=Severity.ERROR,
+        title="all graphs have a fallback or none, whose weights can be unpacked",
+        explanation=(
+            "An artifact for this project's kernels runs in stock operators where they are "
+            "not to be had. Its four-bit weights lie in the file once, in the kernels' order, "
+            "and are unpacked when they are uploaded: their shapes must go together."
+        ),
+        remedy="build the artifact again",
+        run=_derived,
     ),
     Rule(
         code="weights.overlap",

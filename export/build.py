@@ -6,46 +6,32 @@ both checks have passed, so an interrupted build leaves nothing that loads.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx_ir as ir
-
 from artifacts import (
     Finding,
-    Graph,
     Manifest,
     ModelSpec,
     Severity,
     Source,
-    Weights,
-    WeightTensor,
 )
 from artifacts.rules import check_artifact
 from artifacts.version import PRODUCER
+from export.artifact_files import Progress, digest_of, store_graphs, store_weights
 from export.errors import BuildError
 from export.graphs import make_graphs
 from export.options import BuildOptions
-from export.pipeline import DerivedGraph
 from export.ports import Layout
 from export.quantisers import pack_rtn
 from export.staging import stage
-from export.weight_file import StoredTensor, write_weights
 from passes.quantise import Pack
-from passes.streamed import StreamedTensor, from_array
+from passes.streamed import StreamedTensor
 
 __all__ = ["Model", "Progress", "build"]
-
-WEIGHT_FILE = "weights.safetensors"
-LARGE = ("rotary.cos", "rotary.sin")
-"""Tables that go into the weight file too; other constants stay inside the graphs."""
-Progress = Callable[[str, int, int], None]
-"""``(what, done, total)``, called often enough to draw a bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +85,7 @@ def build(
         on_pass=lambda what, done: progress(what, done, 0),
     )
     with stage(output, force=force) as folder, _told(output):
-        weights = _write_weights(graphs, folder, progress)
+        weights = store_weights(graphs, folder, progress)
         manifest = Manifest(
             producer=PRODUCER,
             spec=model.spec,
@@ -110,7 +96,7 @@ def build(
             prefill_rows=options.prefill_rows,
             eos_token_ids=model.eos_token_ids,
             buffers=layout.buffers(),
-            graphs=_write_graphs(graphs, weights, folder, progress),
+            graphs=store_graphs(graphs, weights, folder, progress),
             weights=weights,
             files={name: _copy(path, folder / name) for name, path in model.files.items()},
             source=model.source,
@@ -151,86 +137,9 @@ def _told(output: Path) -> Iterator[None]:
         ) from e
 
 
-def _write_weights(
-    graphs: Mapping[str, DerivedGraph], folder: Path, progress: Progress
-) -> Weights:
-    """Every weight of every graph, once; small constants stay inside the graphs."""
-    tensors: dict[str, StoredTensor] = {}
-    stored_as: dict[str, str] = {}  # weight -> the one in the file that has its bytes
-    first: dict[str, str] = {}
-    for graph in graphs.values():
-        for name, value in graph.model.graph.initializers.items():
-            if not isinstance(value.const_value, StreamedTensor) and name not in LARGE:
-                continue
-            tensor = _stored(value.const_value)
-            stored_as[name] = first.setdefault(tensor.shared_as or name, name)
-            tensors.setdefault(stored_as[name], tensor)
-    written = write_weights(
-        folder / WEIGHT_FILE,
-        tensors,
-        on_progress=lambda done, total: progress("write weights", done, total),
-    )
-    places = {name: written.tensors[stored] for name, stored in stored_as.items()}
-    return dataclasses.replace(written, tensors=places)
-
-
-def _stored(value: ir.TensorProtocol | None) -> StreamedTensor:
-    """A value that can be streamed; what is held in memory counts as one block."""
-    if isinstance(value, StreamedTensor):
-        return value
-    assert value is not None
-    return from_array(value.numpy(), value.name)
-
-
-def _write_graphs(
-    graphs: Mapping[str, DerivedGraph],
-    weights: Weights,
-    folder: Path,
-    progress: Progress,
-) -> dict[str, Graph]:
-    written: dict[str, Graph] = {}
-    for name, derived in graphs.items():
-        progress(f"write {name}", len(written), len(graphs))
-        model, file = derived.model, f"{name}.onnx"
-        for key, value in model.graph.initializers.items():
-            if key in weights.tensors:
-                assert value.dtype is not None
-                value.const_value = _reference(key, value.dtype, weights.tensors[key], folder)
-        ir.save(model, folder / file)
-        written[name] = Graph(
-            file=file,
-            sha256=_sha256(folder / file),
-            rows=derived.rows,
-            inputs=derived.inputs,
-            outputs=derived.outputs,
-            passes=derived.passes,
-            weights=tuple(n for n in model.graph.initializers if n in weights.tensors),
-        )
-    return written
-
-
-def _reference(
-    name: str, dtype: ir.DataType, tensor: WeightTensor, folder: Path
-) -> ir.ExternalTensor:
-    return ir.ExternalTensor(
-        WEIGHT_FILE,
-        tensor.offset,
-        tensor.length,
-        dtype,
-        shape=ir.Shape(tensor.shape),
-        name=name,
-        base_dir=folder,
-    )
-
-
 def _copy(source: Path, to: Path) -> str:
     shutil.copyfile(source, to)
-    return _sha256(to)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digest_of(to)
 
 
 def _require_clean(findings: list[Finding]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import InvariantError, PassError
@@ -12,7 +13,7 @@ from export.decoder import build_target
 from export.errors import BuildError
 from export.head import build_head
 from export.options import BuildOptions
-from export.pipeline import DerivedGraph, derive, prepare
+from export.pipeline import DerivedGraph, derive, fall_back, prepare
 from export.ports import Layout
 from passes.own_kernels import OwnMatricesPass
 from passes.quantise import Pack, QuantisePass
@@ -56,13 +57,26 @@ def make_graphs(
         on_pass(f"{graph}: {name}", done)
 
     try:
-        quantise, own = QuantisePass(pack), OwnMatricesPass()
+        quantise = QuantisePass(pack)
         for canonical in models:
-            prepare(canonical, options, quantise, own)
-        target, head = models[0], models[1] if len(models) > 1 else None
-        return derive(target, head, options, layout=layout, on_pass=count)
+            prepare(canonical, options, quantise)
+        if not options.own_kernels:
+            return _derive(models, options, layout=layout, on_pass=count)
+        others = _derive(models, options, layout=layout, on_pass=count, stock=True)
+        own = OwnMatricesPass()
+        for canonical in models:
+            own(canonical)
+        graphs = _derive(models, options, layout=layout, on_pass=count)
+        return fall_back(graphs, others, own.sources)
     except (InvariantError, PassError) as e:
         raise BuildError(f"{at} refuses: {e}") from e
+
+
+def _derive(
+    models: list[ir.Model], options: BuildOptions, **keywords: Any
+) -> Mapping[str, DerivedGraph]:
+    head = models[1] if len(models) > 1 else None
+    return derive(models[0], head, options, **keywords)
 
 
 def _canonical(spec: ModelSpec, options: BuildOptions) -> list[ir.Model]:

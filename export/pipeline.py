@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_ir.passes import PassBase
+from onnx_ir.passes import PassBase, PassError
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
     LiftConstantsToInitializersPass,
@@ -32,7 +33,6 @@ from passes.join_head import JoinHeadPass
 from passes.join_states import CommitConvStatesPass, JoinConvStatesPass
 from passes.last_row import LastRowPass
 from passes.merge_projections import MergeProjectionsPass
-from passes.own_kernels import OwnMatricesPass
 from passes.pin_shapes import PinShapesPass
 from passes.quantise import QuantisePass
 from passes.row_states import KeepRowStatesPass
@@ -40,7 +40,7 @@ from passes.sample import SamplePass
 from passes.state_window import StateWindowPass
 from passes.straight_line import StraightLinePass
 
-__all__ = ["DerivedGraph", "derive", "prepare"]
+__all__ = ["DerivedGraph", "StockGraph", "derive", "fall_back", "prepare"]
 
 Passes = Sequence[PassBase]
 
@@ -48,6 +48,15 @@ OF_HEAD = ("draft", "catch_up")
 """Graphs that are made of the head; the others are made of the target."""
 OPEN = ("prefill", "catch_up")
 """Graphs of any number of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StockGraph:
+    """What a graph of this project's operators falls back to."""
+
+    model: ir.Model
+    unpacked: Mapping[str, tuple[str, str]]
+    """Weights that are in no file -> the packed one, and which part of it they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,8 @@ class DerivedGraph:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     passes: tuple[PassRecord, ...]
+    fallback: StockGraph | None = None
+    """The same graph with the same ports in stock operators, where it has others."""
 
 
 def derive(
@@ -69,6 +80,7 @@ def derive(
     *,
     layout: Layout,
     on_pass: Callable[[str, str], None] = lambda graph, name: None,
+    stock: bool = False,
 ) -> Mapping[str, DerivedGraph]:
     """All graphs of an artifact from the canonical models, which are left as they are.
 
@@ -78,9 +90,10 @@ def derive(
         options: Sizes and what to lower for.
         layout: Where the graphs' inputs and outputs will lie.
         on_pass: Told of each graph and pass before it runs.
+        stock: Use stock operators alone, whatever the options say; ports stay the same.
     """
     graphs = {}
-    for name, passes in _table(head, options).items():
+    for name, passes in _table(head, options, stock=stock).items():
         source = head if name in OF_HEAD else target
         assert source is not None
         model = source.clone()
@@ -101,12 +114,34 @@ def derive(
     return graphs
 
 
-def prepare(
-    canonical: ir.Model, options: BuildOptions, pack: QuantisePass, own: OwnMatricesPass
-) -> None:
+def fall_back(
+    graphs: Mapping[str, DerivedGraph],
+    others: Mapping[str, DerivedGraph],
+    unpacked: Mapping[str, tuple[str, str]],
+) -> Mapping[str, DerivedGraph]:
+    """`graphs` with `others`, derived with `stock`, as what they fall back to.
+
+    Args:
+        graphs: With this project's operators.
+        others: The same graphs without.
+        unpacked: Of which packed weights those of `others` are parts.
+
+    Raises:
+        PassError: A pair differs in its ports, so one set of buffers does not serve both.
+    """
+    paired = {}
+    for name, graph in graphs.items():
+        other = others[name]
+        if set(graph.inputs + graph.outputs) != set(other.inputs + other.outputs):
+            raise PassError(f"{name} and its fallback have different ports")
+        paired[name] = dataclasses.replace(graph, fallback=StockGraph(other.model, unpacked))
+    return paired
+
+
+def prepare(canonical: ir.Model, options: BuildOptions, pack: QuantisePass) -> None:
     """Lower a canonical model in place, before graphs are derived from it.
 
-    `pack` and `own` are shared by target and head, as their weights are.
+    `pack` is shared by target and head, as their weights are.
     """
     passes: list[PassBase] = []
     if options.on_cuda:
@@ -114,8 +149,6 @@ def prepare(
         passes += [MergeProjectionsPass(MOST_MERGED, apart), HoistCastsPass()]
     if options.target.weights == "int4":
         passes.append(pack)
-    if options.own_kernels:
-        passes.append(own)
     for step in passes:
         step(canonical)
 
@@ -136,18 +169,19 @@ def _proofs(graph: DerivedGraph, options: BuildOptions) -> Passes:
     return [StraightLinePass(static=graph.rows is not None), order]
 
 
-def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
+def _table(head: ir.Model | None, options: BuildOptions, *, stock: bool) -> dict[str, Passes]:
     """The passes of each graph, in order, for the target of `options`."""
     m, cache, cuda = options.rows, {"C": options.cache_rows}, options.on_cuda
     lower: Passes = [FuseQkNormPass(), FuseGatesPass()] if cuda else []
     # without a verify there is no memory that a decode could write its states aside to
-    gdn: Passes = [FuseGdnPass()] if options.own_kernels and options.k else []
+    aside = options.own_kernels and options.k
+    gdn: Passes = [FuseGdnPass()] if aside and not stock else []
     join: Passes = [] if head is None or not options.k else [JoinHeadPass(head)]
     states: Passes = [JoinConvStatesPass()] if cuda else []
     keep = StateWindowPass(m) if cuda else KeepRowStatesPass(m)
     prefill = [*join, LastRowPass(), GreedyTailPass(), PinShapesPass(cache), *states]
     decode = [PinShapesPass({"S": 1} | cache), InlineSingleTripPass(strict=True)]
-    decoded = [*lower, *gdn, *([CommitConvStatesPass(m)] if gdn else [])]
+    decoded = [*lower, *gdn, *([CommitConvStatesPass(m)] if aside else [])]
     table: dict[str, Passes] = {
         "prefill": [*prefill, *lower],
         "decode": [*decode, GreedyTailPass(), *decoded],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-__all__ = ["DOMAIN", "infer_outputs", "is_contrib"]
+__all__ = ["DOMAIN", "infer_outputs", "is_contrib", "is_projection"]
 
 DOMAIN = "com.microsoft"
 
@@ -20,6 +20,17 @@ Rule = Callable[[ir.Node], None]
 def is_contrib(node: ir.Node, *op_types: str) -> bool:
     """Whether `node` is one of these operators of ONNX Runtime's."""
     return node.domain == DOMAIN and node.op_type in op_types
+
+
+def is_projection(node: ir.Node) -> bool:
+    """Whether `node` is a FusedMatMul that computes ``x @ w.T`` and nothing more."""
+    others = ("transA", "transBatchA", "transBatchB")
+    return (
+        is_contrib(node, "FusedMatMul")
+        and node.attributes.get_int("transB", 0) == 1
+        and not any(node.attributes.get_int(name, 0) for name in others)
+        and node.attributes.get_float("alpha", 1.0) == 1.0
+    )
 
 
 def infer_outputs(node: ir.Node) -> None:

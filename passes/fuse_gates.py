@@ -31,28 +31,22 @@ class FuseGatesPass(CountedPass):
     gate is not rounded in between, and two kernels become one. There is no operator in ONNX
     Runtime that multiplies by an activation alone.
 
-    Gates whose width is no multiple of `WIDTH` are left.
+    Gates whose width is no multiple of `WIDTH`, or whose shape is not that of `x`, are left.
     """
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
         graph = model.graph
-        found = [
-            (node, gate, index)
-            for node in graph
-            if node.op_type == "Mul" and node.domain == ""
-            for index in (0, 1)
-            if (gate := _gate(node.inputs[index])) is not None
-        ]
-        for node, gate, index in found:
-            _fuse(graph, node, gate, node.inputs[1 - index])
-        return len(found)
+        muls = [node for node in graph if node.op_type == "Mul" and node.domain == ""]
+        return sum(_fuse(graph, mul) for mul in muls)
 
 
-def _gate(value: ir.Value | None) -> ir.Node | None:
+def _gate(value: ir.Value, x: ir.Value) -> ir.Node | None:
     """The activation that makes `value` and nothing else reads; None where there is none."""
-    node = None if value is None else value.producer()
-    if node is None or value is None or len(value.uses()) != 1 or value.is_graph_output():
+    node = value.producer()
+    if node is None or len(value.uses()) != 1 or value.is_graph_output():
+        return None
+    if x.dtype is None or x.shape != value.shape:
         return None
     silu = is_contrib(node, "QuickGelu") and node.attributes.get_float("alpha", 1.702) == 1.0
     sigmoid = node.op_type == "Sigmoid" and node.domain == ""
@@ -62,9 +56,23 @@ def _gate(value: ir.Value | None) -> ir.Node | None:
     return node if (silu or sigmoid) and fits else None
 
 
-def _fuse(graph: ir.Graph, mul: ir.Node, gate: ir.Node, x: ir.Value | None) -> None:
-    if x is None or x.dtype is None or mul.outputs[0].shape != x.shape:
-        return
+def _gate_and_value(mul: ir.Node) -> tuple[ir.Node, ir.Value] | None:
+    first, second = mul.inputs
+    if first is None or second is None:
+        return None
+    for value, x in ((first, second), (second, first)):
+        gate = _gate(value, x)
+        if gate is not None:
+            return gate, x
+    return None
+
+
+def _fuse(graph: ir.Graph, mul: ir.Node) -> int:
+    found = _gate_and_value(mul)
+    if found is None:
+        return 0
+    gate, x = found
+    assert x.dtype is not None
     builder = GraphBuilder(graph)
     builder.push_module("gates")
     op = builder.op
@@ -83,6 +91,11 @@ def _fuse(graph: ir.Graph, mul: ir.Node, gate: ir.Node, x: ir.Value | None) -> N
     assert producer is not None
     infer_outputs(producer)
     builder.pop_module()
-    ir.convenience.replace_all_uses_with(mul.outputs[0], fused)
+    old = mul.outputs[0]
+    if old.is_graph_output():
+        graph.outputs[list(graph.outputs).index(old)] = fused
+    ir.convenience.replace_all_uses_with(old, fused)
     graph.remove(mul, safe=True)
     graph.remove(gate, safe=True)
+    fused.name = old.name
+    return 1

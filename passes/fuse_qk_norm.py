@@ -68,7 +68,10 @@ def _normed(value: ir.Value | None) -> ir.Node | None:
     if norm is None or norm.op_type != "RMSNormalization" or norm.inputs[0] is None:
         return None
     inner = norm.inputs[0].producer()
-    alone = all(len(v.uses()) == 1 for v in (outer.outputs[0], norm.outputs[0]))
+    made, weight = (outer.outputs[0], norm.outputs[0]), norm.inputs[1]
+    alone = all(len(v.uses()) == 1 and not v.is_graph_output() for v in made)
+    if weight is None or weight.shape is None or weight.shape.rank() != 1:
+        return None
     return norm if alone and inner is not None and inner.op_type == "Reshape" else None
 
 
@@ -90,5 +93,7 @@ def _drop(graph: ir.Graph, norm: ir.Node) -> None:
     inner = None if value is None else value.producer()
     graph.remove(outer, safe=True)
     graph.remove(norm, safe=True)
-    if inner is not None and not inner.outputs[0].uses():
+    if inner is not None and not (
+        inner.outputs[0].uses() or inner.outputs[0].is_graph_output()
+    ):
         graph.remove(inner, safe=True)

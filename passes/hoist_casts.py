@@ -52,5 +52,5 @@ def _only_cast(value: ir.Value) -> ir.Node | None:
     if len(readers) != 1 or value.is_graph_output():
         return None
     cast = readers[0]
-    is_cast = cast.op_type == "Cast" and cast.domain == ""
+    is_cast = cast.op_type == "Cast" and cast.domain == "" and cast.graph is value.graph
     return cast if is_cast and not cast.outputs[0].is_graph_output() else None

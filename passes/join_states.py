@@ -28,6 +28,7 @@ class JoinConvStatesPass(CountedPass):
             node.outputs[1]
             for node in graph
             if is_contrib(node, "CausalConvWithState")
+            and len(node.outputs) > 1
             and (node.outputs[1].name or "").startswith("present.")
         ]
         if not states:
@@ -72,6 +73,7 @@ class CommitConvStatesPass(CountedPass):
             return 0
         shape = states[0].shape
         assert shape is not None
+        accepted = output_named(graph, "accepted")
         for value in states:
             value.name = "rows." + (value.name or "").removeprefix("present.")
         builder = GraphBuilder(graph)
@@ -79,6 +81,6 @@ class CommitConvStatesPass(CountedPass):
         op = builder.op
         dims = [len(states), self.rows, *shape[1:]]
         view = builder.input("rows.conv", states[0].dtype, ir.Shape(dims))
-        count = op.Squeeze(output_named(graph, "accepted"), op.Constant(value_ints=[0]))
+        count = op.Squeeze(accepted, op.Constant(value_ints=[0]))
         builder.add_output(op.Gather(view, count, axis=1), "present.conv")
         return len(states)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnxscript import GraphBuilder
 
-from passes.contrib import DOMAIN, infer_outputs, is_contrib
+from passes.contrib import DOMAIN, infer_outputs, is_projection
 from passes.counted import CountedPass
 from passes.streamed import StreamedTensor, concat_rows
 
@@ -49,9 +49,11 @@ class MergeProjectionsPass(CountedPass):
         return len(merged)
 
     def _fits(self, node: ir.Node) -> bool:
-        if not is_contrib(node, "FusedMatMul") or not node.attributes.get_int("transB", 0):
+        if not is_projection(node):
             return False
-        weight = node.inputs[1]
+        x, weight = node.inputs[:2]
+        if x is None or x.shape is None or x.shape.rank() != 3:
+            return False
         if weight is None or not isinstance(weight.const_value, StreamedTensor):
             return False
         rows = weight.const_value.shape[0]

@@ -9,8 +9,8 @@ from onnx_ir.passes import PreconditionError
 
 from passes.contrib import is_contrib
 from passes.counted import CountedPass
-from passes.quantise import PackedMatrix
-from passes.repack_w4 import interleave, repack
+from passes.quantise import BLOCK, PackedMatrix
+from passes.repack_w4 import SCALES, interleave, repack
 from passes.streamed import StreamedTensor
 
 __all__ = ["OWN_DOMAIN", "OwnMatricesPass"]
@@ -33,10 +33,14 @@ class OwnMatricesPass(CountedPass):
     def __init__(self) -> None:
         super().__init__()
         self._repacked: dict[str, StreamedTensor] = {}
+        self._sources: dict[str, tuple[str, str]] = {}
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
         graph = model.graph
+        for node in graph:
+            if is_contrib(node, "MatMulNBits"):
+                _matrix(node)  # refuses before anything has changed
         pairs = [found for node in graph if (found := _gate_and_value(node)) is not None]
         for mul, gate, value in pairs:
             self._replace_pair(graph, mul, gate, value)
@@ -45,6 +49,7 @@ class OwnMatricesPass(CountedPass):
             matrix = _matrix(node)
             name = _stem(node)
             packed = self._repack(name, lambda m=matrix: m)  # type: ignore[misc]
+            self._remember(packed, all=matrix)
             _insert(graph, node, node, packed, node.attributes.get_int("N", 0), silu=0)
             graph.remove(node, safe=True)
         _drop_unread(graph)
@@ -52,16 +57,27 @@ class OwnMatricesPass(CountedPass):
             graph.opset_imports[OWN_DOMAIN] = 1
         return len(pairs) + len(single)
 
+    @property
+    def sources(self) -> dict[str, tuple[str, str]]:
+        """Name of a matrix or its scales -> the packed one, and which part of it it is."""
+        return dict(self._sources)
+
     def _replace_pair(
         self, graph: ir.Graph, mul: ir.Node, gate: ir.Node, value: ir.Node
     ) -> None:
         name = f"{_stem(gate)}|{_stem(value).rpartition('.')[2]}"
         packed = self._repack(name, lambda: interleave(_matrix(gate), _matrix(value)))
+        self._remember(packed, gates=_matrix(gate), values=_matrix(value))
         _insert(graph, mul, gate, packed, gate.attributes.get_int("N", 0), silu=1)
         activation = gate.outputs[0].consumers()[0]
         graph.remove([mul], safe=True)
         graph.remove([activation], safe=True)
         graph.remove([gate, value], safe=True)
+
+    def _remember(self, packed: StreamedTensor, **parts: PackedMatrix) -> None:
+        for part, matrix in parts.items():
+            for tensor in (matrix.data, matrix.scales):
+                self._sources[tensor.name or ""] = (packed.name or "", part)
 
     def _repack(self, name: str, matrix: Callable[[], PackedMatrix]) -> StreamedTensor:
         if name not in self._repacked:
@@ -102,11 +118,17 @@ def _matrix(node: ir.Node) -> PackedMatrix:
     tensors = [value.const_value for value in node.inputs[1:3] if value is not None]
     whole = len(node.inputs) == 3 and len(tensors) == 2
     block = node.attributes.get_int("block_size", 0), node.attributes.get_int("bits", 0)
+    aligned = node.attributes.get_int("K", 0) % BLOCK == 0
     streamed = [tensor for tensor in tensors if isinstance(tensor, StreamedTensor)]
-    if not whole or block != (32, 4) or len(streamed) != 2:
+    if not whole or block != (BLOCK, 4) or len(streamed) != 2 or not aligned:
         raise PreconditionError(
             f"MatMulNBits {node.name!r} cannot be read by MatMulW4: it takes four bits in "
-            "blocks of 32 without zero points or bias, streamed"
+            "blocks of 32 without zero points or bias, streamed, and whole blocks of columns"
+        )
+    if streamed[1].dtype not in SCALES:
+        raise PreconditionError(
+            f"the scales of MatMulNBits {node.name!r} are {streamed[1].dtype}; MatMulW4 takes "
+            "FLOAT16 or BFLOAT16. Build for one of these: --dtype fp16"
         )
     return PackedMatrix(*streamed)
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from passes.contrib import DOMAIN, infer_outputs, is_contrib
+from artifacts.packed_w4 import BLOCK
+from passes.contrib import DOMAIN, infer_outputs, is_projection
 from passes.counted import CountedPass
 from passes.streamed import StreamedTensor
 
 __all__ = ["BLOCK", "PackedMatrix", "QuantisePass"]
-
-BLOCK = 32
-"""Weights that share a scale: the only size that all of ORT's fast paths take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class QuantisePass(CountedPass):
         """See the class."""
         graph, changes = model.graph, 0
         for node in list(graph):
-            if not is_contrib(node, "FusedMatMul") or not node.attributes.get_int("transB", 0):
+            if not is_projection(node):
                 continue
             weight = node.inputs[1]
             if weight is None or not isinstance(weight.const_value, StreamedTensor):

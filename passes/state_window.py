@@ -44,6 +44,7 @@ class StateWindowPass(CountedPass):
             node
             for node in graph
             if is_contrib(node, "LinearAttention", "CausalConvWithState")
+            and len(node.outputs) > 1
             and node.outputs[1].is_graph_output()
             and (node.outputs[1].name or "").startswith("present.")
         ]

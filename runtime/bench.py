@@ -91,6 +91,8 @@ class BenchReport:
     bandwidth_share: dict[str, float]
     """Of `copy_bytes_per_second`: what reading the weights in a graph's time comes to."""
     graphs: dict[str, dict[str, int]]
+    kernels: dict[str, str]
+    """Which run, which the artifact was built for, and why the two differ."""
     memory: dict[str, Any] | None
     load_seconds: float | None
     """From files to captured graphs."""
@@ -139,6 +141,7 @@ def bench(
             name: weights[name] / (1e-3 * ms) / bandwidth for name, ms in times.items()
         },
         graphs={n: c.to_json() for n, c in captured_counters(loaded.slots).items()},
+        kernels=loaded.kernels.to_json(),
         memory=None if loaded.memory is None else loaded.memory.to_json(),
         load_seconds=load_seconds,
         versions={
@@ -154,11 +157,10 @@ def bench(
 def _read_bytes(loaded: Loaded, name: str) -> int:
     """Bytes of a weight that a forward reads; of an embedding that is only looked up, none."""
     manifest = loaded.manifest
-    tensor = manifest.weights.tensors[name]
     looked_up = name == "embed" and not (
         manifest.spec.tied_embedding and manifest.target.weights == "dense"
     )
-    return 0 if looked_up else tensor.length
+    return 0 if looked_up else manifest.weights.length(name)
 
 
 def _context(

@@ -1,6 +1,7 @@
 """Does an artifact run, and rightly? Checks that need its graphs to run.
 
 run.load        it loads
+run.kernels     which kernels run
 run.finite      one step of each graph gives finite numbers
 run.step        one step of each graph runs and says what can be
 run.prefill     a prompt in chunks equals the prompt in one piece
@@ -81,6 +82,7 @@ def check_run(
 def _run_all(loaded: Loaded, prompts: list[list[int]], tell: Progress) -> Iterator[Finding]:
     decoder = Decoder(loaded)
     m, place = loaded.manifest, loaded.folder.name
+    yield _note("run.kernels", place, f"kernels in use: {loaded.kernels}")
     if m.capacity < m.rows + 2:
         yield _error(
             "run.step",

@@ -106,8 +106,13 @@ def render(report: BenchReport, graphs: list[str]) -> str:
     model = report.model
     lines = [
         f"{model['family']} ({model['source']}), {model['layers']} layers, {model['dtype']}, "
-        f"{model['weights']} weights, on {model['provider']}"
+        f"{model['weights']} weights, {report.kernels['in_use']} kernels, on "
+        f"{model['provider']}"
     ]
+    if report.kernels["reason"]:
+        lines.append(
+            f"not with {report.kernels['built_for']} kernels: {report.kernels['reason']}"
+        )
     for at in report.contexts:
         lines.append(
             f"context {at.context}: prefill {at.prefill_ms:.1f} ms; greedy {at.greedy_ms:.3f} "

@@ -32,6 +32,8 @@ TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 """cudaMemcpyKind."""
 NON_BLOCKING = 1
 """cudaStreamNonBlocking: the stream does not wait for the legacy default stream."""
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
+"""Of cudaDeviceAttr."""
 PROPERTIES_BYTES = 4096
 """More than cudaDeviceProp takes in any release; it begins with the name."""
 NAME_BYTES = 256
@@ -77,6 +79,13 @@ class CudaDriver:
         properties = ctypes.create_string_buffer(PROPERTIES_BYTES)
         self._call("cudaGetDeviceProperties", properties, 0)
         return properties.raw[:NAME_BYTES].split(b"\0")[0].decode(errors="replace")
+
+    def capability(self) -> tuple[int, int]:
+        """Compute capability, such as (9, 0)."""
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("cudaDeviceGetAttribute", ctypes.byref(major), CAPABILITY_MAJOR, 0)
+        self._call("cudaDeviceGetAttribute", ctypes.byref(minor), CAPABILITY_MINOR, 0)
+        return major.value, minor.value
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes of the card, all processes counted."""

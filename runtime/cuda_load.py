@@ -34,7 +34,7 @@ from runtime.cuda_weights import CudaWeights
 from runtime.device_memory import DeviceMemory
 from runtime.environment import SETTINGS, apply_settings
 from runtime.errors import LoadError
-from runtime.kernels.cache import kernel_library
+from runtime.kernels.choice import KernelChoice, choose_kernels
 from runtime.late_slot import LateSlot
 from runtime.session import Placement, Session, SessionOptions, require_provider
 from runtime.slots import Slot
@@ -72,8 +72,10 @@ def load_cuda(
     options: SessionOptions,
     closing: ExitStack,
     progress: Progress,
-) -> tuple[CudaBuffers, dict[str, Slot], DeviceMemory]:
+) -> tuple[CudaBuffers, dict[str, Slot], DeviceMemory, KernelChoice]:
     """Upload, load and capture everything; decode, verify and draft come back captured.
+
+    Where this project's kernels are not to be had, an artifact for them runs its fallback.
 
     Args:
         folder: Of the artifact; its files are checked.
@@ -85,7 +87,8 @@ def load_cuda(
     Raises:
         LoadError: Manifest, graphs and weights do not go together.
         DeviceError: The device, its libraries or its memory are missing.
-        KernelError: The artifact needs this project's kernels, which cannot be built here.
+        KernelError: The artifact needs this project's kernels, which cannot be built here,
+            and has nothing to fall back to.
     """
     if manifest.capacity < MIN_CAPACITY:
         raise LoadError(
@@ -96,9 +99,10 @@ def load_cuda(
     apply_settings(SETTINGS)
     driver = CudaDriver()
     closing.callback(driver.close)
-    own = manifest.target.kernels == "own"
-    libraries = (kernel_library(progress),) if own else ()
-    weights = _weights(folder, manifest, driver, progress)
+    choice = choose_kernels(manifest, driver.capability(), progress)
+    manifest = choice.running(manifest)
+    libraries = () if choice.library is None else (choice.library,)
+    weights = _weights(folder, manifest, choice, driver, progress)
     closing.callback(weights.close)
     written = {port.buffer for graph in manifest.graphs.values() for port in graph.outputs}
     buffers = CudaBuffers(
@@ -128,11 +132,15 @@ def load_cuda(
         sessions=max(free - driver.memory()[0], 0),
     )
     logger.info("device memory: %s", memory)
-    return buffers, slots, memory
+    return buffers, slots, memory, choice
 
 
 def _weights(
-    folder: Path, manifest: Manifest, driver: CudaDriver, progress: Progress
+    folder: Path,
+    manifest: Manifest,
+    choice: KernelChoice,
+    driver: CudaDriver,
+    progress: Progress,
 ) -> CudaWeights:
     shown = -1
 
@@ -143,8 +151,10 @@ def _weights(
             progress(f"weights, {percent} % of {total / 1e6:,.0f} MB")
             shown = percent
 
-    path = folder / manifest.weights.file
-    return CudaWeights(path, manifest.weights, driver, tell)
+    path, names = folder / manifest.weights.file, None
+    if choice.in_use != choice.built_for:
+        names = {name for graph in manifest.graphs.values() for name in graph.weights}
+    return CudaWeights(path, manifest.weights, driver, tell, names=names)
 
 
 def _open(

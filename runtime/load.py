@@ -17,6 +17,7 @@ from artifacts.manifest import GRAPHS, OPTIONAL_GRAPHS
 from runtime.buffers import Buffers, CpuBuffers
 from runtime.device_memory import DeviceMemory
 from runtime.errors import LoadError
+from runtime.kernels.choice import KernelChoice
 from runtime.late_slot import LateSlot
 from runtime.session import Session, SessionOptions, require_provider
 from runtime.slots import GraphSlot, Slot
@@ -49,6 +50,8 @@ class Loaded:
     slots: dict[str, Slot]
     memory: DeviceMemory | None
     """Where device memory went; None on the CPU."""
+    kernels: KernelChoice
+    """Which kernels run; `manifest` is that of the graphs in use."""
     closing: ExitStack
     """Closes slots, then memory, then the device."""
 
@@ -91,7 +94,8 @@ def load(
             "file is cut short or belongs to another build; copy or build the artifact again"
         )
     for graph in manifest.graphs.values():
-        check_file(folder / graph.file, graph.sha256, limit=MAX_GRAPH_BYTES)
+        for file in {graph.file: graph, graph.in_stock().file: graph.in_stock()}.values():
+            check_file(folder / file.file, file.sha256, limit=MAX_GRAPH_BYTES)
     tell = progress or (lambda _: None)
     with ExitStack() as closing:
         memory = None
@@ -100,11 +104,16 @@ def load(
             from runtime.cuda_load import load_cuda
 
             options = SessionOptions(threads=threads)
-            buffers, slots, memory = load_cuda(folder, manifest, options, closing, tell)
+            buffers, slots, memory, kernels = load_cuda(
+                folder, manifest, options, closing, tell
+            )
         else:
             packed = packed_graphs(size) if prepack is None else GRAPHS if prepack else ()
             buffers, slots = _load_cpu(folder, manifest, threads, packed, closing, tell)
-        return Loaded(folder, manifest, buffers, slots, memory, closing.pop_all())
+            stock = manifest.target.kernels
+            kernels = KernelChoice(in_use=stock, built_for=stock)
+        running = kernels.running(manifest)
+        return Loaded(folder, running, buffers, slots, memory, kernels, closing.pop_all())
 
 
 def _load_cpu(

@@ -48,7 +48,13 @@ def figures(decoder: Decoder, k: int, finish: Finish | None) -> list[tuple[str, 
     spent = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
     lines = (line.partition(": ") for line in graph_lines(decoder.loaded.slots))
     captured = [(label, counters) for label, _, counters in lines]
-    return [*rows, ("time", spent or "none"), ("graphs", _slots(decoder)), *captured]
+    return [
+        *rows,
+        ("time", spent or "none"),
+        ("graphs", _slots(decoder)),
+        *captured,
+        ("kernels", str(decoder.loaded.kernels)),
+    ]
 
 
 def _prompt(decoder: Decoder) -> str:
@@ -147,6 +153,7 @@ def generation_json(
         "ids": ids,
         "text": text,
         "finish": INTERRUPTED if finish is None else str(finish),
+        "kernels": decoder.loaded.kernels.to_json(),
         "stats": decoder.stats.to_json(),
         "sampling": None if decoder.sampling is None else decoder.sampling.to_json(),
         "drafting": policy.to_json() if policy is not None and policy.measured else None,

@@ -25,7 +25,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from runtime.binding import HOST_MEMORY, Binding, Tensor, declared
-from runtime.errors import LoadError, SlotError
+from runtime.errors import KernelError, LoadError, SlotError
 
 __all__ = [
     "Binding",
@@ -34,6 +34,7 @@ __all__ = [
     "SessionOptions",
     "Tensor",
     "first_line",
+    "require_library",
     "require_provider",
 ]
 
@@ -193,6 +194,17 @@ def require_provider(provider: str) -> str:
             + (f": {INSTALL[provider]}" if provider in INSTALL else "")
         )
     return name
+
+
+def require_library(path: Path) -> None:
+    """Let ONNX Runtime load a library of operators; raises `KernelError` where it cannot."""
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(str(path))
+    except FAILURES as e:
+        raise KernelError(
+            f"ONNX Runtime {onnxruntime.__version__} does not load {path.name}: "
+            f"{first_line(e)}. Remove {path.parent.name} from the cache to compile it anew"
+        ) from e
 
 
 def _native_options(options: SessionOptions) -> Any:

@@ -20,21 +20,25 @@ from export.sources import read_source
 CAPACITY, PREFILL_ROWS = 256, 64
 
 
-def build_demo(folder: Path, dtype: str, k: int) -> Path:
+def build_demo(
+    folder: Path, dtype: str, k: int, weights: str = "dense", kernels: str = "stock"
+) -> Path:
     options = BuildOptions(
         k=k,
         capacity=CAPACITY,
         prefill_rows=PREFILL_ROWS,
-        target=Target("cuda", dtype),
+        target=Target("cuda", dtype, weights, kernels),
     )
     build(read_source(CHECKPOINT), folder, options, run_check=False)
     return folder
 
 
-def run_in_dry_run(script: Path, artifact: Path, scratch: Path) -> tuple[dict, dict[str, Any]]:
+def run_in_dry_run(
+    script: Path, artifact: Path, scratch: Path, **env: str
+) -> tuple[dict, dict[str, Any]]:
     """Recordings and facts of a script that takes ARTIFACT and FACTS.json."""
     facts = scratch / f"{artifact.name}.json"
-    recordings = dryrun.run_script(script, str(artifact), str(facts))["recordings"]
+    recordings = dryrun.run_script(script, str(artifact), str(facts), env=env)["recordings"]
     return recordings, json.loads(facts.read_text())
 
 

@@ -20,7 +20,7 @@ from tiny_builds import HYBRID, digests, loads, names, write_hybrid
 import export.demo
 from artifacts import Manifest
 from artifacts.rules import RULES
-from export import build as build_module
+from export import artifact_files
 from export.cli import main
 from runtime.decode import Decoder
 from runtime.errors import LoadError
@@ -254,7 +254,7 @@ def test_a_disk_that_refuses_is_told_in_one_line(
     shutil.copytree(checkpoint, source)
     (source / "tokenizer_config.json").write_text("{}")
     target = {
-        "graph": (build_module.ir, "save"),
+        "graph": (artifact_files.ir, "save"),
         "manifest": (Manifest, "write"),
         "copy": (shutil, "copyfile"),
         "sync": (os, "fsync"),

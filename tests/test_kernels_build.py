@@ -79,3 +79,17 @@ def test_the_command_ends_with_one_clear_line_where_there_is_no_nvcc(tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: nvcc was not found") and done.stderr.count("\n") == 1
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_of_its_own(nvcc, tmp_path):
+    nvcc()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KernelError, match=r"cannot be written.*XDG_CACHE_HOME"):
+        build.build_library(tmp_path / "file" / "out")
+
+
+def test_a_refusal_leaves_nothing_behind(nvcc, tmp_path):
+    nvcc(status=2)
+    with pytest.raises(KernelError, match="ended with 2"):
+        build.build_library(tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []

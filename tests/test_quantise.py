@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from golden import assert_graph, check, parse, run, unchanged
+from golden import assert_graph, check, parse, plain, run, unchanged, with_weights
 from safetensors.numpy import load_file
 from tiny_builds import HYBRID, build_tiny, options, write_hybrid
 
@@ -39,26 +39,7 @@ dense (float[1,S,64] x, uint8[160,2,16] w_q4, float[160,2] w_q4_scales)
 
 
 def with_weight(text, **weights):
-    """The graph of `text` with inputs turned into initializers that are streamed."""
-    model = parse(text)
-    graph = model.graph
-    for name, array in weights.items():
-        value = next(v for v in graph.inputs if v.name == name)
-        graph.inputs.remove(value)
-        value.const_value = from_array(array, name)
-        graph.initializers[name] = value
-    return model
-
-
-def plain(model):
-    """Streamed initializers as inputs, to compare graphs; ONNX text knows no dots in names."""
-    graph = model.graph
-    for value in list(graph.initializers.values()):
-        del graph.initializers[value.name]
-        value.const_value = None
-        value.name = value.name.replace(".", "_")
-        graph.inputs.append(value)
-    return model
+    return with_weights(parse(text), **weights)
 
 
 def dequantised(data, scales):
@@ -99,8 +80,9 @@ def test_a_second_run_changes_nothing():
         (BEFORE.replace("com.microsoft.FusedMatMul<transB: int = 1>", "MatMul"), W),
         (BEFORE.replace("160", "127"), W[:127]),
         (BEFORE.replace("64", "48"), W[:, :48]),
+        (BEFORE.replace("transB: int = 1", "transB: int = 1, alpha: float = 0.5"), W),
     ],
-    ids=["not transposed", "not this operator", "few rows", "no whole blocks"],
+    ids=["not transposed", "not this operator", "few rows", "no whole blocks", "scaled"],
 )
 def test_near_misses_stay(text, weight):
     if "160" in text and "= MatMul" in text:

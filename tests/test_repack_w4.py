@@ -5,15 +5,15 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from passes.quantise import PackedMatrix
-from passes.repack_w4 import (
+from artifacts.packed_w4 import (
     BLOCK_ROWS,
     HALF_BYTES,
-    interleave,
-    repack,
     repack_rows,
+    unpack_part,
     unpack_rows,
 )
+from passes.quantise import PackedMatrix
+from passes.repack_w4 import interleave, repack
 from passes.streamed import StreamedTensor
 
 
@@ -105,6 +105,18 @@ def test_gates_and_values_lie_eight_rows_apart():
         np.testing.assert_array_equal(data[at + 8], value[0][row])
         np.testing.assert_array_equal(scales[at + 8], value[1][row])
     assert not weights(data, scales)[36:40].any()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("rows", [20, 128, 300])
+def test_gates_and_values_are_unpacked_as_they_were_packed(rows, dtype):
+    pair = [random_matrix(rows, 96, dtype, seed) for seed in (1, 2)]
+    packed = repack(interleave(*(matrix(*one) for one in pair)), "w.w4").numpy()
+    for part, (data, scales) in zip(("gates", "values"), pair, strict=True):
+        pieces = [unpack_part(block, part, 3, scales.dtype) for block in packed]
+        again = [np.concatenate(arrays)[:rows] for arrays in zip(*pieces, strict=True)]
+        assert again[0].tobytes() == data.tobytes()
+        assert again[1].tobytes() == scales.tobytes()
 
 
 def test_scales_of_another_type_are_refused():

@@ -212,6 +212,14 @@ def rename_open_size(graph: onnx.GraphProto) -> None:
     graph.input[0].type.tensor_type.shape.dim[1].dim_param = "T"
 
 
+FALLBACK = {"file": "decode.stock.onnx", "sha256": "0" * 64, "weights": []}
+
+
+def derived(name, shape, source, part="all"):
+    entry = {"dtype": "uint8", "shape": shape, "source": source, "part": part}
+    return {name: entry}
+
+
 TENSORS = "weights/tensors"
 CASES: list[tuple[str, Plant, str]] = [
     ("manifest.unreadable", lambda f: (f / "manifest.json").unlink(), "is no artifact"),
@@ -377,6 +385,46 @@ CASES: list[tuple[str, Plant, str]] = [
     ("graphs.weights", in_graph("decode", external("location", "other")), "lies in 'other'"),
     ("graphs.weights", in_graph("decode", set_dtype), "has ONNX type 6 and dims"),
     ("graphs.weights", dropped(f"{TENSORS}/mix"), "knows no tensor so called"),
+    (
+        "graphs.weights",
+        edited("weights/derived", derived("mix", [8, 1, 16], "mix")),
+        r"mix lies at \d+\+256; it is unpacked at load, so it must be at \d+\+128, behind",
+    ),
+    (
+        "weights.derived",
+        edited("weights/derived", derived("w.q4", [8, 1, 16], "w.w4")),
+        "w.q4 is to be unpacked from 'w.w4', and there is no such weight",
+    ),
+    (
+        "weights.derived",
+        edited("weights/derived", derived("w.q4", [300, 5, 16], "mix", part="gates")),
+        r"w.q4 is \[300, 5, 16\], gates of uint8\[3, 36864\]; 'mix' is float32\[8, 8\]",
+    ),
+    (
+        "weights.derived",
+        edited("weights/derived", derived("w.q4", [8], "mix")),
+        r"w.q4 is uint8\[8\]; it must be \[N, K / 32, 16\]",
+    ),
+    (
+        "weights.derived",
+        edited("weights/derived", derived("mix", [8, 1, 16], "embed")),
+        "mix is both in weights.safetensors and to be unpacked",
+    ),
+    (
+        "weights.derived",
+        edited("graphs/decode/fallback", FALLBACK),
+        "draft has no fallback; decode has one",
+    ),
+    (
+        "graphs.ports",
+        edited("graphs/decode/fallback", FALLBACK | {"file": "verify.onnx"}),
+        r"decode.stock|input input_ids is",
+    ),
+    (
+        "files.missing",
+        edited("graphs/decode/fallback", FALLBACK),
+        "decode.stock.onnx is named in manifest.json and is not there",
+    ),
     ("graphs.weights", in_graph("decode", inline_twin), "has its bytes in the graph, while"),
     ("graphs.weights", in_graph("decode", large_constant), "bytes in the graph; at most"),
     ("graphs.weights", in_graph("decode", external_attribute), "only initializers may"),

@@ -17,10 +17,12 @@ def findings_of(counting: Counting, folder) -> dict[tuple[str, Severity], list[s
         assert finding.remedy
         assert finding.place
         found.setdefault((finding.code, finding.severity), []).append(finding.message)
+    assert found.pop(KERNELS) == ["kernels in use: stock"]
     return found
 
 
 NOTE, WARNING, ERROR = Severity.NOTE, Severity.WARNING, Severity.ERROR
+KERNELS = ("run.kernels", NOTE)
 SOUND = {("run.rows", NOTE), ("run.lossless", NOTE), ("run.acceptance", NOTE)}
 
 
@@ -112,7 +114,7 @@ def test_a_tokenizer_gives_the_prompts_and_is_checked(tmp_path):
     manifest["files"] = {"tokenizer.json": digest}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert Manifest.read(folder).files
-    assert {f.code for f in check_run(folder)} == {code for code, _ in SOUND}
+    assert {f.code for f in check_run(folder)} == {code for code, _ in (*SOUND, KERNELS)}
     (folder / "tokenizer.json").write_text("{}")
     assert [f.code for f in check_run(folder)] == ["run.load"]
 

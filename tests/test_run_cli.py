@@ -77,7 +77,8 @@ def test_json_is_one_object_and_nothing_else(folder):
     assert (result.exit_code, result.stderr) == (0, "")
     values = json.loads(result.stdout)
     keys = {"artifact", "k", "ids", "text", "finish", "stats", "slots", "sampling", "drafting"}
-    assert values.keys() == keys
+    assert values.keys() == keys | {"kernels"}
+    assert values["kernels"] == {"in_use": "stock", "built_for": "stock", "reason": ""}
     assert values["ids"] == C.greedy(IDS, 20)
     assert values["text"] == TOKENIZER.decode(values["ids"])
     assert (values["finish"], values["k"]) == ("length", 3)
@@ -100,6 +101,7 @@ def test_figures_go_to_standard_error(bare):
     assert "tokens each" in lines["target forwards"]
     assert lines["drafts accepted"].startswith("1: ")
     assert lines["graphs"].endswith("nothing captured on this provider")
+    assert lines["kernels"] == "stock"
 
 
 def test_a_full_cache_is_said_and_is_no_failure(bare):

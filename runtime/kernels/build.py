@@ -7,6 +7,7 @@ Load it with ``SessionOptions.register_custom_ops_library(OUT / LIBRARY)``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -64,10 +65,19 @@ def build_library(out: Path) -> Path:
         KernelError: No fitting nvcc, or it refused the sources.
     """
     nvcc, sources = find_nvcc(), Path(__file__).parent
-    out.mkdir(parents=True, exist_ok=True)
     library, part = out / LIBRARY, out / f"{LIBRARY}.{os.getpid()}"
-    _run([str(nvcc), *FLAGS, f"-I{sources}", "-o", str(part), str(sources / SOURCE)])
-    os.replace(part, library)  # whole or not at all, whoever else builds it
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        _run([str(nvcc), *FLAGS, f"-I{sources}", "-o", str(part), str(sources / SOURCE)])
+        os.replace(part, library)  # whole or not at all, whoever else builds it
+    except OSError as e:
+        raise KernelError(
+            f"{library} cannot be written: {e.strerror or e}. Make room there, or name "
+            "another folder in XDG_CACHE_HOME"
+        ) from e
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
     return library
 
 
