@@ -22,6 +22,7 @@ from passes.accept import AcceptPass, GreedyTailPass
 from passes.alias_order import AliasOrderPass
 from passes.causal_padding import CausalPaddingPass
 from passes.draft import DraftPass
+from passes.fuse_attention import FuseAttentionPass
 from passes.fuse_gates import FuseGatesPass
 from passes.fuse_gdn import FuseGdnPass
 from passes.fuse_qk_norm import FuseQkNormPass
@@ -135,6 +136,7 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
     lower: Passes = [FuseQkNormPass(), FuseGatesPass()] if cuda else []
     # without a verify there is no memory that a decode could write its states aside to
     gdn: Passes = [FuseGdnPass()] if options.own_kernels and options.k else []
+    attend: Passes = [FuseAttentionPass()] if options.own_kernels else []
     join: Passes = [] if head is None or not options.k else [JoinHeadPass(head)]
     states: Passes = [JoinConvStatesPass()] if cuda else []
     keep = StateWindowPass(m) if cuda else KeepRowStatesPass(m)
@@ -147,6 +149,7 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
             GreedyTailPass(),
             *lower,
             *gdn,
+            *attend,
             *([CommitConvStatesPass(m)] if gdn else []),
         ],
     }
@@ -157,8 +160,8 @@ def _table(head: ir.Model | None, options: BuildOptions) -> dict[str, Passes]:
             keep,
             AcceptPass(m, together=cuda),
         ]
-        table["verify"] = [*verify, *lower, *gdn]
-        table["draft"] = [DraftPass(options.k), PinShapesPass(cache), *lower]
+        table["verify"] = [*verify, *lower, *gdn, *attend]
+        table["draft"] = [DraftPass(options.k), PinShapesPass(cache), *lower, *attend]
     return table
 
 

@@ -4,15 +4,64 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-__all__ = ["assert_graph", "check", "parse", "run", "unchanged"]
+from passes.contrib import infer_outputs
+from passes.streamed import from_array
 
-HEADER = '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1, "elsewhere" : 1]>\n'
+__all__ = [
+    "assert_graph",
+    "check",
+    "parse",
+    "plain",
+    "run",
+    "typed",
+    "unchanged",
+    "with_weights",
+]
+
+HEADER = (
+    '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1, "onnx_mtp" : 1, '
+    '"elsewhere" : 1]>\n'
+)
 
 
 def parse(text):
     """A model of one graph in ONNX text; the header and what ONNX can infer are added."""
     model = onnx.parser.parse_model(HEADER + text)
     return ir.from_proto(onnx.shape_inference.infer_shapes(model))
+
+
+def typed(text):
+    """`parse` of a graph whose inner values need the types of ``com.microsoft`` too."""
+    model = parse(text)
+    nodes = [node for node in model.graph if node.domain == "com.microsoft"]
+    for index, _ in enumerate(nodes):
+        nodes = [node for node in model.graph if node.domain == "com.microsoft"]
+        infer_outputs(nodes[index])
+        model = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(model)))
+    check(model)
+    return model
+
+
+def with_weights(model, **weights):
+    """`model` with inputs turned into initializers that are streamed."""
+    graph = model.graph
+    for name, array in weights.items():
+        value = next(v for v in graph.inputs if v.name == name)
+        graph.inputs.remove(value)
+        value.const_value = from_array(array, name)
+        graph.initializers[name] = value
+    return model
+
+
+def plain(model):
+    """Streamed initializers as inputs, to compare graphs; ONNX text knows few names."""
+    graph = model.graph
+    for value in list(graph.initializers.values()):
+        del graph.initializers[value.name]
+        value.const_value = None
+        value.name = value.name.replace(".", "_").replace("|", "_")
+        graph.inputs.append(value)
+    return model
 
 
 def check(model):
