@@ -22,9 +22,9 @@ SAME_MEMORY = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity
 """Operators whose output ONNX Runtime leaves in the memory of their first input."""
 SHAPE_READERS = frozenset({"Shape", "Size"})
 """Operators that read no element."""
-APPENDS = "GroupQueryAttention"
-"""Adds rows to a cache and leaves those that lie there: in a chain of them each finds in the
-first one's input what the ones before it wrote."""
+APPENDS = frozenset({"CachedAttention", "GroupQueryAttention"})
+"""They add rows to a cache and leave those that lie there: in a chain of them each finds in
+the first one's input what the ones before it wrote."""
 
 
 class Flow:
@@ -142,7 +142,7 @@ class _Shared:
         writers = ((flow.writer(port.name), port) for port in outputs)
         written = [(flow.before(i), i, port) for i, port in writers if i is not None]
         self._written = sorted(written, key=lambda entry: len(entry[0]))  # by what waits
-        self._appending = {i for _, i, _ in written if flow.nodes[i].op_type == APPENDS}
+        self._appending = {i for _, i, _ in written if flow.nodes[i].op_type in APPENDS}
 
     def faults(self) -> Iterator[Fault]:
         for index, (before, writer, output) in enumerate(self._written):

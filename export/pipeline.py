@@ -24,6 +24,7 @@ from passes.alias_order import AliasOrderPass
 from passes.caches_only import CachesOnlyPass
 from passes.causal_padding import CausalPaddingPass
 from passes.draft import DraftPass
+from passes.fuse_attention import FuseAttentionPass
 from passes.fuse_gates import FuseGatesPass
 from passes.fuse_gdn import FuseGdnPass
 from passes.fuse_qk_norm import FuseQkNormPass
@@ -176,12 +177,13 @@ def _table(head: ir.Model | None, options: BuildOptions, *, stock: bool) -> dict
     # without a verify there is no memory that a decode could write its states aside to
     aside = options.own_kernels and options.k
     gdn: Passes = [FuseGdnPass()] if aside and not stock else []
+    attend: Passes = [FuseAttentionPass()] if options.own_kernels and not stock else []
     join: Passes = [] if head is None or not options.k else [JoinHeadPass(head)]
     states: Passes = [JoinConvStatesPass()] if cuda else []
     keep = StateWindowPass(m) if cuda else KeepRowStatesPass(m)
     prefill = [*join, LastRowPass(), GreedyTailPass(), PinShapesPass(cache), *states]
     decode = [PinShapesPass({"S": 1} | cache), InlineSingleTripPass(strict=True)]
-    decoded = [*lower, *gdn, *([CommitConvStatesPass(m)] if aside else [])]
+    decoded = [*lower, *gdn, *attend, *([CommitConvStatesPass(m)] if aside else [])]
     table: dict[str, Passes] = {
         "prefill": [*prefill, *lower],
         "decode": [*decode, GreedyTailPass(), *decoded],
@@ -193,13 +195,13 @@ def _table(head: ir.Model | None, options: BuildOptions, *, stock: bool) -> dict
             keep,
             AcceptPass(m, together=cuda),
         ]
-        table["verify"] = [*verify, *lower, *gdn]
-        table["draft"] = [DraftPass(options.k), PinShapesPass(cache), *lower]
+        table["verify"] = [*verify, *lower, *gdn, *attend]
+        table["draft"] = [DraftPass(options.k), PinShapesPass(cache), *lower, *attend]
         table["catch_up"] = [CachesOnlyPass(), PinShapesPass(cache), *lower]
     if options.sampling:
         table["decode_sampled"] = [*decode, GreedyTailPass(), SamplePass(), *decoded]
     if options.sampling and options.k:
-        table["verify_sampled"] = [*verify, SamplePass(), *lower, *gdn]
+        table["verify_sampled"] = [*verify, SamplePass(), *lower, *gdn, *attend]
     return table
 
 

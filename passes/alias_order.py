@@ -36,9 +36,8 @@ class AliasOrderPass(ir.passes.PassBase):
 
     Several outputs may share an input: their writers form a chain, each an ancestor of the
     next, readers of the input come before the first and readers of an output before the
-    writer that follows. Of the later writers only those that append (`GroupQueryAttention`)
-    may read the input, or an earlier output, itself: they find there what the earlier ones
-    wrote.
+    writer that follows. Of the later writers only those that append (attentions) may read the
+    input, or an earlier output, itself: they find there what the earlier ones wrote.
 
     A *view* is an input that is meant to show what this run's outputs write: there every
     writer must be an ancestor of every reader.

@@ -9,7 +9,7 @@ from onnxscript import GraphBuilder
 from passes.contrib import DOMAIN, infer_outputs, is_contrib
 from passes.counted import CountedPass
 
-__all__ = ["FuseGatesPass"]
+__all__ = ["FuseGatesPass", "is_sigmoid_gate"]
 
 SCALE = 2.0**14
 """Norm weight and root of the epsilon; representable in float16, where 2^16 is not."""
@@ -39,6 +39,20 @@ class FuseGatesPass(CountedPass):
         graph = model.graph
         muls = [node for node in graph if node.op_type == "Mul" and node.domain == ""]
         return sum(_fuse(graph, mul) for mul in muls)
+
+
+def is_sigmoid_gate(node: ir.Node) -> bool:
+    """Whether `node` is ``x * sigmoid(gate)`` as `FuseGatesPass` writes it."""
+    if not is_contrib(node, "GatedRMSNorm") or len(node.inputs) != 3:
+        return False
+    weight = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] else None
+    if weight is None or not (weight.numpy() == SCALE).all():
+        return False
+    known = node.attributes
+    return (
+        known.get_float("epsilon", 0.0) == EPSILON
+        and known.get_string("activation", "silu") == "sigmoid"
+    )
 
 
 def _gate(value: ir.Value, x: ir.Value) -> ir.Node | None:

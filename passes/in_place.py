@@ -25,13 +25,16 @@ STATEFUL = {
     ("com.microsoft", "GroupQueryAttention"): frozenset({(3, 1), (4, 2)}),
     ("com.microsoft", "LinearAttention"): frozenset({(3, 1)}),
     ("com.microsoft", "CausalConvWithState"): frozenset({(3, 1)}),
+    ("onnx_mtp", "CachedAttention"): frozenset({(1, 1), (2, 2)}),
     ("onnx_mtp", "GdnRows"): frozenset({(6, 2)}),
 }
 """(domain, op) -> (input, output) that may share memory. Attention appends to a shared cache;
 each thread of the linear attention reads its part of the state before it writes it."""
 CONVOLUTION = ("com.microsoft", "CausalConvWithState")
 """On CUDA, over several rows, one block writes the state that another still reads."""
-APPENDING = frozenset({("com.microsoft", "GroupQueryAttention")})
+APPENDING = frozenset(
+    {("com.microsoft", "GroupQueryAttention"), ("onnx_mtp", "CachedAttention")}
+)
 
 
 def appends(node: ir.Node) -> bool:

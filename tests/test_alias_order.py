@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from passes.alias_order import AliasOrderPass
 
-HEAD = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
+HEAD = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "onnx_mtp": 1]>'
 PAST = {"present": "past"}
 
 
@@ -200,6 +200,15 @@ def attention(name: str, query: str, past: tuple[str, str], present: tuple[str, 
     )
 
 
+def own_attention(
+    name: str, rows: str, past: tuple[str, str], present: tuple[str, str]
+) -> str:
+    return (
+        f"[{name}] {name}_out, {', '.join(present)} = onnx_mtp.CachedAttention "
+        f"<num_heads = 1, kv_num_heads = 1> ({rows}, {', '.join(past)}, n)\n"
+    )
+
+
 GQA_INPUTS = (
     "g (float[1,1,8] x, float[1,1,4,8] key, float[1,1,4,8] value, int32[1] n, int32 t) => "
 )
@@ -214,6 +223,20 @@ def test_attention_nodes_of_a_chain_share_a_cache(second_reads: tuple[str, str])
         f"float[1,1,4,8] {name}" for name in SHARED
     )
     accept(f"{GQA_INPUTS} {outputs}) {{ {nodes} }}", SHARED)
+
+
+@pytest.mark.parametrize("second_reads", [("key1", "value1"), ("key", "value")])
+def test_own_attention_nodes_of_a_chain_share_a_cache(second_reads: tuple[str, str]) -> None:
+    nodes = own_attention("one", "x", ("key", "value"), ("key1", "value1"))
+    nodes += own_attention("two", "one_out", second_reads, ("key2", "value2"))
+    outputs = "(float[1,1,8] two_out, " + ", ".join(
+        f"float[1,1,4,8] {name}" for name in SHARED
+    )
+    accept(f"{GQA_INPUTS} {outputs}) {{ {nodes} }}", SHARED)
+    swapped = SHARED | {"key2": "value", "value2": "key"}
+    assert "CachedAttention cannot share memory" in refuse(
+        f"{GQA_INPUTS} {outputs}) {{ {nodes} }}", swapped
+    )
 
 
 def test_attention_nodes_side_by_side_do_not_share_a_cache() -> None:

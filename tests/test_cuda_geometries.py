@@ -27,7 +27,7 @@ KERNELS = {
     "qwen3.5-0.8b": (82, 99, 79),
     "qwen3.5-27b": (83, 99, 81),
 }
-OWN_KERNELS = {"qwen3.5-0.8b": (48, 64, 73), "qwen3.5-27b": (49, 64, 75)}
+OWN_KERNELS = {"qwen3.5-0.8b": (45, 60, 63), "qwen3.5-27b": (45, 60, 63)}
 """The same with this project's operators."""
 GRAPHS = ("decode", "verify", "draft")
 

@@ -1,4 +1,5 @@
 // The library of operators that ONNX Runtime loads: domain onnx_mtp.
+#include "cached_attention_op.cuh"
 #include "gdn_rows_op.cuh"
 #include "matmul_w4_op.cuh"
 
@@ -10,7 +11,8 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
                                             base->version() + ": upgrade it").c_str());
   }
   static const Op ops[] = {matmul_w4::make_op(ort::kFloat16), matmul_w4::make_op(ort::kBfloat16), gdn_rows::make_op(ort::kFloat16),
-                           gdn_rows::make_op(ort::kBfloat16)};
+                           gdn_rows::make_op(ort::kBfloat16), cached_attention::make_op(ort::kFloat16),
+                           cached_attention::make_op(ort::kBfloat16)};
   static ort::Domain* domain = nullptr;  // sessions keep a pointer to it
   if (!domain) {
     ort::Domain* made;

@@ -19,7 +19,7 @@ struct ShapeContext;
 struct Attribute;
 
 enum Code : int { kFail = 1, kInvalidArgument = 2 };
-enum Element : int { kFloat = 1, kUint8 = 2, kFloat16 = 10, kBfloat16 = 16 };
+enum Element : int { kFloat = 1, kUint8 = 2, kInt32 = 6, kFloat16 = 10, kBfloat16 = 16 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 constexpr int kDeviceMemory = 0, kIntAttribute = 1;
 

@@ -73,6 +73,39 @@ __device__ __forceinline__ uint4 load_shared(uint32_t p) {
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
+// four 8 x 8 matrices of 16-bit numbers: lanes 8 i .. 8 i + 7 say where the rows of the i-th lie, 16 bytes each
+__device__ __forceinline__ void load_matrices(uint32_t* r, uint32_t p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(p)
+               : "memory");
+}
+__device__ __forceinline__ void load_transposed(uint32_t* r, uint32_t p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(p)
+               : "memory");
+}
+__device__ __forceinline__ uint32_t pack_fp16(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+// 2^x, 0 for -inf
+__device__ __forceinline__ float power_of_two(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// until at most `open` of this thread's closed groups of copies are on their way
+template <int open>
+__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(open) : "memory"); }
 // counts as one arrival, once all copy_async of this thread so far have landed
 __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");

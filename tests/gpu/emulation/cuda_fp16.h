@@ -1,4 +1,4 @@
-// Enough of CUDA to run matmul_w4.cuh on a CPU: one thread a CUDA thread, one block after the other.
+// Enough of CUDA to run the kernels on a CPU: one thread a CUDA thread, one block after the other.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -35,5 +35,8 @@ using std::min;
 void __syncthreads();
 void __syncwarp();
 unsigned __shfl_sync(unsigned mask, unsigned value, int lane);
+float __shfl_xor_sync(unsigned mask, float value, int lane);
+float __shfl_sync(unsigned mask, float value, int lane);
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 template <typename T> T __ldcg(const T* p) { return *p; }
 template <typename T> void __stcg(T* p, T v) { *p = v; }

@@ -19,6 +19,14 @@ void barrier_wait(uint32_t bar, uint32_t parity);
 void load_bulk(uint32_t to, const void* from, int bytes, uint32_t bar, uint64_t policy);
 inline uint4 load_shared(uint32_t p) { uint4 v; memcpy(&v, ring + p, 16); return v; }
 void copy_async(uint32_t to, const void* from, bool there);
+void load_matrices(uint32_t* r, uint32_t p);
+void load_transposed(uint32_t* r, uint32_t p);
+uint32_t pack_fp16(float low, float high);
+uint32_t pack_bf16(float low, float high);
+inline float power_of_two(float x) { return exp2f(x); }
+void close_copies();
+void await_groups(size_t open);
+template <int open> void await_copies() { await_groups(open); }
 void barrier_arrive_after_copies(uint32_t bar);
 inline void publish_barriers() {}
 inline uint64_t read_once_policy() { return 0; }
